@@ -16,7 +16,7 @@ from ..record.modes import Functions
 from .recorded.watch import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import FrameType
 
     from ..findings import Location
@@ -115,11 +115,11 @@ class _EndlessError(RuntimeError):
     """A run with a stand-in comes to no end."""
 
 
-def left_out(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of a module's forward that a call leaves at a default of None or False."""
+def left_out(kind: type[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a class's forward that a call leaves at a default of None or False."""
     try:
-        signature = inspect.signature(module.forward)
-        given = signature.bind_partial(*args, **kwargs).arguments
+        signature = inspect.signature(kind.forward)
+        given = signature.bind_partial(None, *args, **kwargs).arguments
     except (TypeError, ValueError):
         return []
     return [
@@ -133,16 +133,16 @@ def left_out(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 def read_with(
     run: Callable[[], object],
     model: nn.Module,
-    host: nn.Module,
+    hosts: Iterable[nn.Module],
     given: Mapping[str, Any],
     names: set[str],
 ) -> dict[str, Location | None]:
-    """Return which parameters a run reads, with the line, where a module is given further arguments.
+    """Return which parameters a run reads, with the line, where modules are given further arguments.
 
     Args:
         run: One forward of ``model``; what it raises ends it.
         model: Whose parameters.
-        host: The module that gets the arguments, at each of its calls.
+        hosts: The modules that get the arguments, at each of their calls.
         given: They, by name.
         names: Qualified names of the parameters that are looked for.
     """
@@ -174,7 +174,7 @@ def read_with(
                 found.setdefault(name, sources.of_frame(sys._getframe(1), until=here))
 
     here = sys._getframe()
-    handles: list[Any] = [host.register_forward_pre_hook(give, with_kwargs=True)]
+    handles: list[Any] = [m.register_forward_pre_hook(give, with_kwargs=True) for m in hosts]
     # torch's own layers read their parameters, also where what they are given makes that fail
     handles += [
         module.register_forward_pre_hook(enter)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ..findings import Location
     from ..subject import Subject
 
-_MOST: Final = 24
-"""How many arguments of a forward are tried."""
+_MOST: Final = 100
+"""How many runs are made at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +32,23 @@ class Omitted:
         called: Class of that module.
         argument: Its name.
         line: The line that reads the parameter where the argument is given.
+        by_user: Whether a module of the user's own calls that module.
     """
 
     module: str
     called: str
     argument: str
     line: Location | None
+    by_user: bool = False
 
 
 def read_where_given(subject: Subject, names: Collection[str]) -> dict[str, Omitted]:
     """Name the parameters, of those that no operation reads, that one reads where an optional argument is given.
 
     Each argument that a call leaves at None or False is tried alone, by a value of which nothing is
-    known and by tensors like the inputs. The arguments are those of the model, and those of a module
-    of another package that the user's own modules call: what its class can do beside is not theirs.
-    A module that the user wrote, and calls without an argument that nothing else gives, is another
-    matter.
+    known; those of the model by tensors like the inputs too. Further arguments are those of modules of
+    installed packages: what their classes can do beside is not the user's. A module that the user
+    wrote, and calls without an argument that nothing else gives, is another matter.
 
     Args:
         subject: Its model runs a few times for each argument, as far as that goes.
@@ -63,31 +64,40 @@ def read_where_given(subject: Subject, names: Collection[str]) -> dict[str, Omit
 
 def _found(subject: Subject, pending: set[str]) -> dict[str, Omitted]:
     found: dict[str, Omitted] = {}
-    calls = _calls(subject)
-    usual = _read(subject, "", {}, pending)
-    for module, (args, kwargs) in calls.items():
-        host = subject.model.get_submodule(module)
-        for argument in left_out(host, args, kwargs)[:_MOST]:
-            for value in (stand_in(), *_likely(args, kwargs)):
+    hosts = _hosts(subject.model, pending)
+    calls = _calls(subject, hosts)
+    usual = _read(subject, [], {}, pending)
+    tried = 0
+    for kind, names in hosts.items():
+        args, kwargs = calls.get(kind, ((), {}))
+        likely = list(_likely(args, kwargs)) if "" in names else []
+        for argument in left_out(kind, args, kwargs) if kind in calls else ():
+            for value in (stand_in(), *likely):
                 left = pending - set(found) - set(usual)
-                if not left:
+                tried += 1
+                if not left or tried > _MOST:
                     return found
-                for name, line in _read(subject, module, {argument: value}, left).items():
+                for name, line in _read(subject, names, {argument: value}, left).items():
+                    owner = next((n for n in names if not n or name.startswith(f"{n}.")), names[0])
                     found[name] = Omitted(
-                        module=module, called=type(host).__name__, argument=argument, line=line
+                        module=owner,
+                        called=kind.__name__,
+                        argument=argument,
+                        line=line,
+                        by_user=_is_called_by_user(subject.model, owner),
                     )
     return found
 
 
 def _read(
-    subject: Subject, module: str, given: dict[str, Any], names: set[str]
+    subject: Subject, modules: list[str], given: dict[str, Any], names: set[str]
 ) -> dict[str, Location | None]:
     batch = subject.batch().clone()
     with subject.pristine() as model, torch.no_grad():
         model.train()
         seed_everything(subject.seed)
-        host = model.get_submodule(module)
-        return read_with(lambda: subject.call(model, batch), model, host, given, names)
+        hosts = [model.get_submodule(module) for module in modules]
+        return read_with(lambda: subject.call(model, batch), model, hosts, given, names)
 
 
 def _likely(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -99,21 +109,21 @@ def _likely(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Ten
             yield torch.ones_like(value)
 
 
-def _calls(subject: Subject) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Return what the model is called with, and the modules of other packages that its own modules call."""
-    found: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+def _calls(
+    subject: Subject, hosts: dict[type[nn.Module], list[str]]
+) -> dict[type[nn.Module], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return what the first module of each class is called with."""
+    found: dict[type[nn.Module], tuple[tuple[Any, ...], dict[str, Any]]] = {}
     batch = subject.batch().clone()
 
-    def note(name: str) -> Any:
-        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            found.setdefault(name, (args, kwargs))
-
-        return hook
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        found.setdefault(type(module), (args, kwargs))
 
     with subject.pristine() as model, torch.no_grad():
         handles = [
-            module.register_forward_pre_hook(note(name), with_kwargs=True)
-            for name, module in _hosts(model, "")
+            model.get_submodule(name).register_forward_pre_hook(note, with_kwargs=True)
+            for names in hosts.values()
+            for name in names
         ]
         try:
             model.train()
@@ -125,11 +135,26 @@ def _calls(subject: Subject) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]
     return found
 
 
-def _hosts(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the model, and below the user's own modules the first of each installed package."""
-    own = sources.is_own_class(type(module))
-    if not name or (not own and sources.of_user_object(type(module)) is not None):
-        yield name, module
-    if own or type(module).__module__.startswith("torch."):
-        for key, child in module.named_children():
-            yield from _hosts(child, f"{name}.{key}" if name else key)
+def _hosts(model: nn.Module, pending: Collection[str]) -> dict[type[nn.Module], list[str]]:
+    """Return the model, and the modules of installed packages that hold one of some parameters, by their classes."""
+    found: dict[type[nn.Module], list[str]] = {}
+    for name, module in model.named_modules():
+        inside = name and any(one.startswith(f"{name}.") for one in pending)
+        if not name or (inside and _is_installed(module)):
+            found.setdefault(type(module), []).append(name)
+    return found
+
+
+def _is_installed(module: nn.Module) -> bool:
+    kind = type(module)
+    return not sources.is_own_class(kind) and sources.of_user_object(kind) is not None
+
+
+def _is_called_by_user(model: nn.Module, name: str) -> bool:
+    """Say whether the nearest owner with a class outside of torch is written by the user."""
+    while name:
+        name = name.rpartition(".")[0]
+        owner = type(model.get_submodule(name))
+        if not owner.__module__.startswith("torch."):
+            return sources.is_own_class(owner)
+    return False

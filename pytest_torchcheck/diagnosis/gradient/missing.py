@@ -170,11 +170,9 @@ def not_given(subject: Subject, omitted: dict[str, Omitted], total: int) -> Iter
     for (module, argument), names in groups.items():
         found = omitted[names[0]]
         forward = f"{found.called}.forward"
-        given = (
-            f"declare {argument} among the inputs"
-            if not module
-            else f"pass {argument} where {module} is called"
-        )
+        given = f"declare {argument} among the inputs, or " if not module else ""
+        if found.by_user:
+            given = f"pass {argument} where {module} is called, or "
         yield suspicious(
             "grad-none",
             f"{names_text(names)} {have(names)} no gradient: {argument} is not given ({len(names)} of {total} parameters)",
@@ -185,7 +183,7 @@ def not_given(subject: Subject, omitted: dict[str, Omitted], total: int) -> Iter
             f"{forward} receives {argument}, and it was left at its default",
             because=f"in a run with a value for {argument}, "
             + (f"line {found.line.line} reads {names[0]}" if found.line else f"{names[0]} is read"),
-            fix=f"{given}, or declare MayLackGradient({names[0]!r}, reason=...)",
+            fix=f"{given}declare MayLackGradient({names[0]!r}, reason=...)",
             evidence={"kind": "not-given", "argument": argument, "parameters": list(names)},
         )
 

@@ -32,9 +32,8 @@ TRUE: dict[str, dict[str, str]] = {
     "titans_pytorch.neural_memory": {"grad-none": "a template; copies of it are trained"},
     "transformers.bigbird": {"grad-none": "the pooler's output is not used"},
     "transformers.canine": {"grad-none": "the classifier reads the pooled token alone"},
-    "transformers.dinov2": {"grad-none": "the mask token is used in pretraining only"},
     "transformers.dpt": {
-        "grad-none": "the last norm and a residual layer are not used",
+        "grad-none": "the last norm is not used",
         "weight-static": "the same",
     },
     "transformers.encodec": {

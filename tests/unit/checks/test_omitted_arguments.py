@@ -104,33 +104,45 @@ class Block(nn.Module):
         self.own, self.context = nn.Linear(4, 4), nn.Linear(4, 4)
     def forward(self, x, context=None):
         return self.own(x) if context is None else self.own(x) + self.context(context)
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
 """
 package = types.ModuleType("package")
 exec(compile(PACKAGE, f"{sys.prefix}/lib/python3/site-packages/package.py", "exec"), vars(package))
 
 
 class Wrapped(nn.Module):
-    """Uses half of what a class of another package can do."""
+    """Uses a part of what a class of another package can do."""
 
-    def __init__(self):
+    def __init__(self, part):
         super().__init__()
-        self.block, self.head = package.Block(), nn.Linear(4, 3)
+        self.part, self.head = part, nn.Linear(4, 3)
 
     def forward(self, x):
-        return self.head(self.block(x))
+        return self.head(self.part(x))
 
 
-def test_a_class_of_a_package_may_be_used_in_part(monkeypatch):
-    monkeypatch.setattr(package.Block, "__module__", "package")
+@pytest.mark.parametrize(
+    ("part", "fix"), [("Block", "pass context where part is called, or "), ("Stack", "")]
+)
+def test_a_class_of_a_package_may_be_used_in_part(monkeypatch, part, fix):
+    for kind in (package.Block, package.Stack):
+        monkeypatch.setattr(kind, "__module__", "package")
     monkeypatch.setitem(sys.modules, "package", package)
     package.__file__ = f"{sys.prefix}/lib/python3/site-packages/package.py"
     lines = PACKAGE.splitlines(keepends=True)
     entry = (len(PACKAGE), None, lines, package.__file__)
     monkeypatch.setitem(linecache.cache, package.__file__, entry)
-    report = found(Wrapped)
+    report = found(lambda: Wrapped(getattr(package, part)()))
     assert bad(report) == [("gradients-exist", "suspicious")], str(report)
     (finding,) = report.with_status("suspicious")
-    assert "pass context where block is called" in finding.fix
+    assert finding.fix.startswith(f"{fix}declare MayLackGradient(")
 
 
 class Chosen(nn.Module):
