@@ -166,10 +166,11 @@ def not_given(subject: Subject, omitted: dict[str, Omitted], total: int) -> Iter
     """Explain parameters that are read only where the forward gets an argument, which it did not get here."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, found in omitted.items():
-        groups[found.module, found.argument].append(name)
-    for (module, argument), names in groups.items():
+        groups[found.called, found.argument].append(name)
+    for (called, argument), names in groups.items():
         found = omitted[names[0]]
-        forward = f"{found.called}.forward"
+        module = found.module
+        forward = f"{called}.forward"
         given = f"declare {argument} among the inputs, or " if not module else ""
         if found.by_user:
             given = f"pass {argument} where {module} is called, or "
