@@ -103,7 +103,9 @@ def judge(
 def judge_initial(found: Judgement, subject: Subject, then: Mapping[str, Any]) -> None:
     """Compare initial values with those of :func:`~.snapshot.initial`."""
     if not subject.contract.is_factory or not then:
-        found.undecided["init"] = "the contract holds a module that is built already, under no seed"
+        found.undecided["init"] = (
+            "the contract holds a module that was built before, with no known seed"
+        )
         return
 
     @functools.cache
@@ -155,7 +157,9 @@ def _batches(found: Judgement, subject: Subject, then: list[dict[str, Any]]) -> 
             return []
         else:
             made.append(_received(sent, subject))
-            found.notes["the batches are the reference's; the contract draws others now"] = None
+            found.notes[
+                "the batches are those of the reference; the contract now draws different ones"
+            ] = None
     return made
 
 

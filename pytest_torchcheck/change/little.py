@@ -60,7 +60,7 @@ def sketch_of(line: Any) -> Sketch | None:
     if line is None:
         return None
     if not isinstance(line, list) or len(line) < 3 or not all(isinstance(t, str) for t in line[:2]):
-        raise ValueError(f"{line!r} describes no tensor")
+        raise ValueError(f"{line!r} does not describe a tensor")
     dtype, shape = kind_of(line[0])
     values = torch.tensor([float(value) for value in line[3:]], dtype=torch.float64)
     return Sketch(shape=shape, dtype=dtype, digest=line[1], scale=float(line[2]), values=values)
@@ -78,7 +78,7 @@ def kind_of(text: str) -> tuple[str, tuple[int, ...]]:
         or rest[:1] != "["
         or rest[-1:] != "]"
     ):
-        raise ValueError(f"{text!r} is no dtype and shape, such as 'float32 [4, 5]'")
+        raise ValueError(f"{text!r} is not a dtype and shape such as 'float32 [4, 5]'")
     return dtype, tuple(int(size) for size in rest[1:-1].split(",") if size.strip())
 
 

@@ -281,10 +281,10 @@ def read(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise RecordError(f"{shown} is no JSON: {error}") from None
+        raise RecordError(f"{shown} is not JSON: {error}") from None
     version = found.get("torchcheck record") if isinstance(found, dict) else None
     if not isinstance(version, int):
-        raise RecordError(f'{shown} is no record: it does not begin with "torchcheck record"')
+        raise RecordError(f'{shown} is not a record: it does not begin with "torchcheck record"')
     if version != FORMAT:
         raise RecordError(f"{shown} is a record of format {version}; this version reads {FORMAT}")
     missing = [name for name in _SECTIONS if name not in found]

@@ -93,7 +93,7 @@ def _compared(subject: Subject, then: Mapping[str, Any], shown: str) -> Iterator
     other = _other_inputs(subject.batch(), then["inputs"])
     if other is None:
         yield verdicts.inconclusive(
-            f"not compared with {shown}: the contract's batch is not the recorded one any more; write the "
+            f"not compared with {shown}: the contract's batch is no longer the recorded one; write the "
             "record again with --torchcheck-write-record",
             code="record-other-batch",
         )

@@ -119,7 +119,7 @@ def _unchanged(found: Judgement, category: str) -> str:
             return "the state dict has the same entries"
         case "init":
             return (
-                "initial values are those of the same seed"
+                "initial values are equal under the same seed"
                 if found.same_initial
                 else "initial values are alike"
             )
@@ -134,7 +134,7 @@ def _unchanged(found: Judgement, category: str) -> str:
 def _absent(category: str, reason: str, shown: str) -> Finding:
     return verdicts.violated(
         "change-absent",
-        f"the declared change of {category} did not come: it is as at {shown}",
+        f"the declared change of {category} did not happen: it is the same as at {shown}",
         observed=f"changes={{{category!r}: {reason!r}}}",
         cause="the change is in the reference already, or the edit has no effect",
         fix=f"remove {category!r} from changes=",
@@ -278,7 +278,7 @@ def _initial(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     count = len(found.initial)
     return verdicts.violated(
         "initial-weights-changed",
-        f"{first.name} has other initial values than at {beside.shown}",
+        f"{first.name} has different initial values from those at {beside.shown}",
         culprits=[
             Culprit(kind="parameter", name=one.name, detail=one.fact)
             for one in found.initial[:_MOST]
@@ -287,7 +287,7 @@ def _initial(subject: Subject, found: Judgement, beside: Beside) -> Finding:
         observed=f"{first.name}: {first.fact}"
         + (f"; {count - 1} more changed too" if count > 1 else ""),
         cause=known["cause"],
-        because=f"both were built under one seed; {found.same_initial} others have the same values",
+        because=f"both were built with the same seed; {found.same_initial} others have the same values",
         fix=beside.meant("init"),
         evidence=known.get("evidence", {}),
     )
@@ -304,7 +304,7 @@ def _cost(subject: Subject, found: Judgement, beside: Beside) -> Finding:
         location=place.line,
         observed="; ".join(map(" ".join, told)),
         cause=known["cause"],
-        because="both were counted on one batch, without a clock: the same on every machine",
+        because="both were counted on one batch, not timed: they are the same on every machine",
         fix=beside.meant("cost"),
         evidence={**known.get("evidence", {}), "costs": _told(found, found.costs)},
     )

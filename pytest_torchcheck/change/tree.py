@@ -60,7 +60,7 @@ def find_reference(text: str, folder: Path) -> Reference:
     try:
         top = _git(folder, "rev-parse", "--show-toplevel").strip()
     except UnreadableReferenceError:
-        raise UnreadableReferenceError(f"{folder} is in no git repository") from None
+        raise UnreadableReferenceError(f"{folder} is not in a git repository") from None
     try:
         wanted = f"{text}^{{commit}}"
         commit = _git(
@@ -68,7 +68,7 @@ def find_reference(text: str, folder: Path) -> Reference:
         ).strip()
     except UnreadableReferenceError:
         raise UnreadableReferenceError(
-            f"git knows no commit {text!r} here; give a branch, a tag or a hash that has been fetched"
+            f"git finds no commit {text!r} here; give a branch, a tag or a hash that has been fetched"
         ) from None
     return Reference(text=text, commit=commit, top=Path(os.path.realpath(top)))
 

@@ -182,7 +182,7 @@ def _built(model: Any) -> nn.Module:
         raise DeclarationError(f"model: building it failed: {told}") from error
     if not isinstance(made, nn.Module):
         raise DeclarationError(
-            f"model: allowed is what returns an nn.Module; it returned {type(made).__name__}"
+            f"model: the function must return an nn.Module; it returned {type(made).__name__}"
         )
     return made
 
@@ -296,7 +296,7 @@ def _advice(model: nn.Module, error: str, *, given: Any) -> str:
     else:
         example = "'{" + ", ".join(f'"{name}": "B ..."' for name in names) + "}'"
     return (
-        f"inputs: what {kind}.forward({', '.join(names)}) takes could not be told from its "
+        f"inputs: what {kind}.forward({', '.join(names)}) takes could not be inferred from its "
         f"layers{seen}. "
         f"Say it: --torchcheck-inputs {example}, with the shapes of your data; "
         'Tokens("B T", vocab=100) stands for ids'

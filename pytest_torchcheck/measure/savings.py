@@ -245,8 +245,8 @@ def _compare(
                     f"{names[1]} and {names[0]} return nothing that could be compared",
                     observed=f"{names[0]}: {', '.join(one) or 'no tensor'}; {names[1]}: "
                     f"{', '.join(two) or 'no tensor'}",
-                    cause="a saving that changes the result is none, and here no result is known",
-                    because="no tensor stands at the same place in both results",
+                    cause="a saving must not change the result, and no result is known here",
+                    because="no tensor is at the same path in both results",
                     fix="return the output, the loss or the gradients from both functions",
                 )
             ]
@@ -266,13 +266,13 @@ def _compare(
             [
                 _finding(
                     "savings-differ",
-                    f"{names[1]} gives another result than {names[0]}: {where if worst > allowed else missing[0]}",
+                    f"{names[1]} gives a different result from {names[0]}: {where if worst > allowed else missing[0]}",
                     observed=f"{where} differs by {worst:.3g} of its scale; allowed are {allowed:.3g}"
                     if worst > allowed
                     else f"only one of them has {', '.join(missing[:3])}",
                     cause="the memory is saved by computing something else",
                     because=f"both ran from the same weights, batch and seed; {len(shared)} results were compared",
-                    fix="make the results agree first, or say tolerance= where the difference is meant",
+                    fix="make the results agree first, or give tolerance= if the difference is intended",
                 )
             ]
         ) from None
@@ -288,7 +288,7 @@ def _missing(saving: Saving, wanted: float, what: str, names: tuple[str, str]) -
         f"{names[1]} saves {saving.share:.1%} of the {word} of {names[0]}, not {wanted:.0%}",
         location=largest.location if largest is not None else None,
         observed=f"{word}: {format_bytes(saving.before_bytes)} before, {format_bytes(saving.after_bytes)} after",
-        cause="what was meant to be freed or never made is still there"
+        cause="what should have been freed or never created is still held"
         if saving.share < wanted / 4
         else "less is saved than promised",
         because="the results are equal, and "
@@ -300,7 +300,7 @@ def _missing(saving: Saving, wanted: float, what: str, names: tuple[str, str]) -
             if largest is not None
             else "no tensor is live"
         ),
-        fix="apply the saving where most is held (see the lines), or promise what it saves",
+        fix="save memory where most is held (see the lines), or promise what was measured",
         evidence={
             "before_bytes": saving.before_bytes,
             "after_bytes": saving.after_bytes,

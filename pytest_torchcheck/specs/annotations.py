@@ -78,7 +78,7 @@ def spec_from_annotation(
     try:
         shape = as_spec_tree(text, field)
     except SpecError as error:
-        raise SpecError(f"{error}\nit stands in the annotation of {field}") from None
+        raise SpecError(f"{error}\nit is in the annotation of {field}") from None
     return TensorSpec(shape.shape.text, dtype=_dtype(_dtypes(annotation), promised=promised))
 
 
@@ -128,7 +128,7 @@ def specs_from_signature(forward: Callable[..., Any]) -> Signature:
     }
     if not inputs:
         raise SpecError(
-            f"{name}: no parameter says its shape; allowed: jaxtyping's annotations such as Float[Tensor, 'b c h w'], "
+            f"{name}: no parameter gives its shape; allowed: jaxtyping's annotations such as Float[Tensor, 'b c h w'], "
             "or Annotated[Tensor, Floats('b c h w')]"
         )
     return Signature(inputs=inputs, output=_output(output, name))
@@ -173,7 +173,7 @@ def specs_of_forward(forward: Callable[..., Any]) -> tuple[Any, Any]:
         spec = signature.inputs.get(parameter.name)
         if spec is None or spec.shape is None:
             raise SpecError(
-                f"{name}({parameter.name}): its annotation says no shape; allowed: such as Float[Tensor, 'B 4'] or "
+                f"{name}({parameter.name}): its annotation gives no shape; write for instance Float[Tensor, 'B 4'] or "
                 f"Annotated[Tensor, Floats('B 4')], a default, or inputs= in the contract"
             )
         if spec.values is None and spec.dtype == torch.bool:
@@ -185,9 +185,7 @@ def specs_of_forward(forward: Callable[..., Any]) -> tuple[Any, Any]:
             )
         specs[parameter.name] = spec
     if not specs:
-        raise SpecError(
-            f"{name}: every argument has a default; say by inputs= which are to be given"
-        )
+        raise SpecError(f"{name}: every argument has a default; name those to pass in inputs=")
     by_keyword = any(
         parameter.kind is parameter.KEYWORD_ONLY and parameter.name in specs
         for parameter in parameters

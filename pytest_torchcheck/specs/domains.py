@@ -268,7 +268,7 @@ class Rows(Domain):
         """See `Domain`."""
         if not shape:
             raise SpecError(
-                f"{context.path or 'spec'}: {self.kind} values stand along an axis; a scalar has none"
+                f"{context.path or 'spec'}: {self.kind} values lie along an axis; a scalar has none"
             )
         if self.kind == "one-hot":
             hot = whole_numbers((*shape[:-1], 1), 0, max(1, shape[-1]), context)

@@ -68,7 +68,7 @@ class TokenIds(Domain):
 
     def __post_init__(self) -> None:
         if self.side not in ("left", "right"):
-            raise SpecError(f"side = {self.side!r}: padding stands 'left' or 'right'")
+            raise SpecError(f"side = {self.side!r}: padding is on the 'left' or the 'right'")
         whole("vocab", self.vocab)
         if self.vocab < 1:
             raise SpecError(f"vocab = {self.vocab}: there is at least one id")

@@ -57,7 +57,7 @@ class _Parser:
         for axis in axes:
             if axis.kind == "variadic":
                 if axis.name in seen:
-                    raise self.error(f"{axis.switch} stands twice in one shape", axis.column)
+                    raise self.error(f"{axis.switch} appears twice in one shape", axis.column)
                 seen.add(axis.name)
         return tuple(axes)
 

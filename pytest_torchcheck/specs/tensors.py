@@ -108,10 +108,10 @@ class TensorSpec(metaclass=Declaring):
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{type(self).__name__} is frozen; make another one")
+        raise AttributeError(f"{type(self).__name__} is frozen; create another one")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"{type(self).__name__} is frozen; make another one")
+        raise AttributeError(f"{type(self).__name__} is frozen; create another one")
 
     def _key(self) -> tuple[object, ...]:
         return (type(self), self.shape, self.dtypes, self.values, self.requires_grad)

@@ -38,7 +38,7 @@ def register(*annotations: Any, **options: Any) -> None:
         spec = spec_from_annotation(annotation)
         if spec is None:
             raise SpecError(
-                f"register: {annotation!r} says no shape; allowed: such as Float[Tensor, 'b c h w']"
+                f"register: {annotation!r} gives no shape; write for instance Float[Tensor, 'b c h w']"
             )
         st.register_type_strategy(annotation, tensors(spec, **options))
     if annotations:

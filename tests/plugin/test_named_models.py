@@ -122,7 +122,7 @@ def test_a_model_that_cannot_be_inferred_is_an_error_with_the_line_to_add(
     result = run(pytester, "--torchcheck-model", "nets_of_test:Unknown")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(
-        ["*what Unknown.forward(record) takes could not be told*--torchcheck-inputs*"]
+        ["*what Unknown.forward(record) takes could not be inferred*--torchcheck-inputs*"]
     )
     result.stdout.fnmatch_lines(["ERROR torchcheck::nets_of_test:Unknown*"])
 

@@ -141,9 +141,9 @@ def test_annotations_without_jaxtyping_and_keywords() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (Bare, "Bare.forward: no parameter says its shape"),
+        (Bare, "Bare.forward: no parameter gives its shape"),
         (Ids, r"Ids.forward\(ids\).*which whole numbers"),
-        (Half, r"Half.forward\(y\).*says no shape"),
+        (Half, r"Half.forward\(y\).*gives no shape"),
         (lambda: 1 / 0, "division by zero"),
         (lambda: 3, "must return an nn.Module; it returned a value of type int"),
     ],

@@ -261,8 +261,8 @@ def test_other_sizes_are_another_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "is no JSON"),
-        ("[1, 2]", "is no record"),
+        ("", "is not JSON"),
+        ("[1, 2]", "is not a record"),
         ('{"torchcheck record": 99}', "format 99"),
         ('{"torchcheck record": 1, "contract": "net"}', "lacks 'made'"),
         ("<<<<<<< HEAD\n{}\n", "merge conflict"),

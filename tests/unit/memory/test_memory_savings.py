@@ -61,7 +61,7 @@ def test_a_saving_that_changes_the_result_is_none():
             return model(x) + 1e-3
 
     with pytest.raises(
-        ContractViolation, match="cheaper gives another result than exact: result"
+        ContractViolation, match="cheaper gives a different result from exact: result"
     ) as error:
         assert_saves(exact, cheaper, at_least="10%")
     assert error.value.findings[0].code == "savings-differ"

@@ -92,7 +92,7 @@ def test_several_outputs() -> None:
 def test_errors_name_the_parameter() -> None:
     def bare(x: Tensor) -> Tensor: ...  # type: ignore[empty-body]
 
-    with pytest.raises(SpecError, match="bare: no parameter says its shape"):
+    with pytest.raises(SpecError, match="bare: no parameter gives its shape"):
         specs_from_signature(bare)
 
     def wrong(x: Float[Tensor, "b {self.width}"]) -> None: ...
@@ -119,5 +119,5 @@ def test_named_annotations_are_registered_by_the_public_interface() -> None:
     one = Float[Tensor, "k 7"]
     register(one, sizes={"k": 2})
     assert find(st.from_type(one), lambda _: True).shape == (2, 7)
-    with pytest.raises(SpecError, match="says no shape"):
+    with pytest.raises(SpecError, match="gives no shape"):
         register(Tensor)
