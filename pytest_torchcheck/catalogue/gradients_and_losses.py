@@ -193,7 +193,7 @@ CHECKS: tuple[Check, ...] = (
             "target-alignment",
             "Each target affects the output of its own sample and position.",
             needs=("loss", "targets"),
-            cost="1 F + five backward passes through the loss only",
+            cost="1 F + five backward passes through the loss only; 2 F more where most of an output is one number",
             axes="once",
         ),
         check(

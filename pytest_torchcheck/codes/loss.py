@@ -38,6 +38,7 @@ shuffled = One("diagnosis.loss.targets:shuffled", "target-of-another-sample")
 over_samples = One("diagnosis.loss.targets:over_samples", "samples-share-targets")
 
 misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced")
+tied = One("diagnosis.loss.pairing:tied", "outputs-tied")
 spread_over = One("diagnosis.loss.pairing:spread_over", "positions-share-targets")
 order = One("diagnosis.loss.pairing:order", "pairs-mixed")
 self_counted = One("diagnosis.loss.pairing:self_counted", "self-counted", doubtful=True)

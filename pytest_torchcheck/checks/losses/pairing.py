@@ -12,6 +12,7 @@ from ...codes import loss as explain
 from ...objects import trees
 from ...probes.loss.consumption import LossCall, LossWatch
 from ...runs.facts import output_for_loss
+from ...runs.tied_outputs import tied_outputs
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...text.printable import message_of
@@ -32,7 +33,10 @@ _SAME = 1e-4
 
 
 def target_alignment(subject: Subject) -> Iterator[Finding]:
-    """Change one target at a time; what changes in the loss's gradient stands at one distance from it."""
+    """Change one target at a time; what changes in the loss's gradient stands at one distance from it.
+
+    Outputs whose targets differ must not be one number for every input and every weight.
+    """
     if subject.contract.loss == "output":
         yield not_applicable("the model computes its own loss")
         return
@@ -82,6 +86,11 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
             f"the loss raises with another target: {message_of(error).splitlines()[0]:.80}"
         )
         return
+    for path, axes, name in fitting:
+        found = tied_outputs(subject, batch, path, leaves[path], own[name]) if -1 in axes else None
+        if found is not None:
+            yield explain.tied(subject, found, name)
+            return
     if seen:
         yield passed(f"{seen} targets, changed one by one, affect outputs at the same offset")
     else:

@@ -123,7 +123,7 @@ def _line(survey: Survey, row: Any, index: int) -> Location | None:
         seen.append([])
         row[...] = value
         find_line(lambda: read(survey.part.dataset, index, survey.seed + index), watcher)
-    for one, other in zip(*seen, strict=False):
+    for one, other in zip(seen[0], seen[1], strict=False):
         if one[:2] != other[:2]:
             return None  # the bytes decide what runs
         moved, size = _apart(one[2], other[2])

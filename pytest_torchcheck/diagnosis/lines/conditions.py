@@ -90,7 +90,8 @@ def _assignments(scope: ast.AST, name: str, before: int) -> Iterator[int]:
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.lineno < before:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(ast.unparse(target) == name for target in targets):
+            parts = [p for t in targets for p in (t.elts if isinstance(t, ast.Tuple) else [t])]
+            if any(ast.unparse(part) == name for part in parts):
                 yield node.lineno
 
 

@@ -6,18 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ... import sources
 from ...findings import Culprit, Finding, Location
 from ...probes.loss.consumption import LossCall, LossWatch
 from ...probes.loss.slopes import LossOfOutput
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
+from ..lines.conditions import deciding
 from .consumed import loss_line
 from .targets import made_for_loss
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ...batches import Batch
+    from ...runs.tied_outputs import TiedOutputs
     from ...subject import Subject
 
+_CHAIN = 6
+"""How many lines behind a tensor are cited."""
 _REORDERING = ("view", "reshape", "flatten", "transpose", "permute", "roll", "flip", "unflatten")
 
 
@@ -140,3 +147,47 @@ def _reshaping_line(subject: Subject) -> Location | None:
         with Reshapes(model):
             subject.compute_loss(output, batch)
     return found[0] if found else None
+
+
+def tied(subject: Subject, found: TiedOutputs, name: str) -> Finding:
+    """Explain outputs that are one number at many places whose targets differ."""
+    count, total = int(found.members.sum()), found.members.numel()
+    alike = _alike_tensors(subject.model, found.members)
+    place = alike[0].location if alike else loss_line(subject)
+    chain = [place] if place is not None else []
+    for at in chain:
+        chain += [one for one in deciding(at) if one not in chain and len(chain) < _CHAIN]
+    return violated(
+        "outputs-tied",
+        f"{count} of {total} entries of {found.path} are always equal, and their targets are not",
+        culprits=[
+            *alike,
+            Culprit("output", found.path, "one number at these entries", loss_line(subject)),
+            *(Culprit("call", "made here", "what it is computed from", at) for at in chain[1:]),
+        ],
+        location=place,
+        observed=f"the targets at these entries differ by {found.spread:.0%} of the spread of all of {name}",
+        cause=f"the model computes the same at {count} places"
+        + (f": {alike[0].name} has the same values at all of them" if alike else ""),
+        because="they are equal at two other settings of the weights and with noise in the inputs too, in float64, "
+        "so no training can separate them",
+        fix="give what distinguishes the places different values there"
+        + (f": look at how {alike[0].name} is computed" if alike else ""),
+        evidence={"entries": count, "of": total},
+    )
+
+
+def _alike_tensors(model: nn.Module, members: torch.Tensor) -> list[Culprit]:
+    """Return buffers with the last dimensions of an output that are constant over its equal entries, but not over all."""
+    found = []
+    places = members.reshape(-1, *members.shape[-2:]).all(0) if members.dim() > 2 else members
+    for name, buffer in model.named_buffers():
+        fits = buffer.dim() >= places.dim() and buffer.shape[-places.dim() :] == places.shape
+        if not fits or not buffer.is_floating_point() or not bool(places.any()):
+            continue
+        values = buffer.detach().reshape(-1, *places.shape)[:, places.to(buffer.device)]
+        if bool((values == values[:, :1]).all()) and len(buffer.unique()) > 1:
+            owner, _, leaf = name.rpartition(".")
+            at = sources.of_assignment(model.get_submodule(owner), leaf)
+            found.append(Culprit("buffer", name, f"equal at {int(places.sum())} places", at))
+    return found

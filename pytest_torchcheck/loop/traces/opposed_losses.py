@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def _opposed(
     cut = _run(subject, names, lambda output: output, detach=True)
     if cut is None or len(cut) <= index[1] or rest & cut[index[1]][1]:
         return None
-    made = [_run(subject, names, lambda output, by=by: output + by) for by in _SHIFTS]
+    made = [_run(subject, names, partial(torch.add, other=by)) for by in _SHIFTS]
     if any(one is None or len(one) <= max(index) for one in made):
         return None
     values = [[one[i][0] for one in made if one is not None] for i in index]

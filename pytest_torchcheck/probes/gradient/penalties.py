@@ -129,5 +129,5 @@ def reflected(tensor: Tensor, dim: int | None) -> Tensor:
     generator = torch.Generator().manual_seed(rows.shape[-1])
     axis = torch.randn(rows.shape[-1], generator=generator).to(rows.device, rows.dtype)
     axis = axis / axis.norm()
-    made = rows - 2 * (rows @ axis)[..., None] * axis
+    made: Tensor = rows - 2 * (rows @ axis)[..., None] * axis
     return made.reshape(tensor.shape) if dim is None else made.movedim(-1, dim)
