@@ -18,6 +18,7 @@ from ...runs.losses.consumption import evidence
 from ...runs.overfitting.one_batch import small_batch
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
+from ..gradient.zero import zero
 from ..loss.consumed import loss_line
 from .positions import order_unseen
 
@@ -114,19 +115,24 @@ def _lost(subject: Subject) -> dict[str, Any]:
     """Explain a pull on the outputs that reaches no parameter."""
     culprits = _stepwise(subject)
     line = loss_line(subject)
-    one = culprits[0] if culprits else None
-    culprits.append(Culprit("loss", "loss", "stuck", line))
+    if not culprits:
+        names = [name for name, p in subject.named_parameters().items() if p.requires_grad]
+        found = next(zero(subject, names, len(names), rounding=[]))
+        return {
+            "culprits": found.culprits[:6],
+            "location": found.location or line,
+            "cause": found.cause,
+            "because": found.because,
+            "fix": found.fix,
+        }
+    one = culprits[0]
     return {
-        "culprits": culprits,
-        "location": (one.location if one else None) or line,
-        "cause": f"{one.name} {one.detail}"
-        if one
-        else "the gradient is lost between output and parameters",
+        "culprits": [*culprits, Culprit("loss", "loss", "stuck", line)],
+        "location": one.location or line,
+        "cause": f"{one.name} {one.detail}",
         "because": "the loss has a gradient with respect to the output, but the gradient of every "
         "parameter is exactly zero",
-        "fix": f"use a differentiable version{on_line(one.location)}"
-        if one
-        else "see gradients-exist, which names the operation",
+        "fix": f"use a differentiable version{on_line(one.location)}",
     }
 
 

@@ -84,3 +84,25 @@ def test_rounding_is_named_only_where_a_wider_dtype_moves():
 
 def test_nothing_is_said_of_a_model_that_learns():
     assert found("").status == "passed"
+
+
+class Half(nn.Module):
+    """Gives its output without a graph, and with a graph only what is multiplied by zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 30), nn.Tanh(), nn.Linear(30, 3))
+
+    def forward(self, x):
+        y = self.body(x)
+        return y.detach() + y * 0.0
+
+
+def test_a_batch_that_no_gradient_helps_to_learn_names_the_operation():
+    batch = (torch.randn(8, 5),), torch.arange(8) % 3
+    contract = Contract(model=Half, batch=batch, loss=F.cross_entropy)
+    (finding,) = contract.check(["overfit"]).findings
+    assert (finding.status, finding.code) == ("violated", "overfit-stuck")
+    assert "y * 0.0" in finding.location.text
+    assert "multiplied by zero" in finding.cause
+    assert "gradients-exist" not in finding.fix
