@@ -44,12 +44,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
     output = output_for_loss(subject)
     leaves = {p: t for p, t in trees.floats(output).items() if t.is_leaf and not t.is_inference()}
     own = trees.tensors(batch.targets, "targets")
-    fitting = [
-        (path, axes, name)
-        for name, target in own.items()
-        for path, leaf in leaves.items()
-        if (axes := _class_axes(leaf, target))
-    ]
+    fitting = _fitting(leaves, own)
     if not fitting:
         yield not_applicable("no target has one value for each position of an output")
         return
@@ -119,6 +114,18 @@ class _Gradients:
             found = torch.autograd.grad(loss, list(self._leaves.values()), allow_unused=True)
         by_path = zip(self._leaves, found, strict=True)
         return {path: trees.dense(slope) for path, slope in by_path if slope is not None}
+
+
+def _fitting(
+    leaves: dict[str, torch.Tensor], own: dict[str, torch.Tensor]
+) -> list[tuple[str, list[int], str]]:
+    """Return outputs and targets that have one value for each other's positions, by name, with the axes of classes."""
+    return [
+        (path, axes, name)
+        for name, target in own.items()
+        for path, leaf in leaves.items()
+        if (axes := _class_axes(leaf, target))
+    ]
 
 
 def _class_axes(leaf: torch.Tensor, target: torch.Tensor) -> list[int]:
