@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from .. import sources
 from ..codes import overfitting as explain
 from ..findings import Culprit, Finding
-from ..runs.outputs import output_rows
 from ..runs.overfitting.attempts import (
     DECLARED,
     Attempt,
@@ -19,6 +18,7 @@ from ..runs.overfitting.attempts import (
 )
 from ..runs.overfitting.one_batch import (
     UNKNOWN,
+    WHOLE,
     Budget,
     Floor,
     Look,
@@ -90,8 +90,9 @@ def overfit(subject: Subject) -> Iterator[Finding]:
     try:
         yield _tried(subject, goal, Budget(goal.steps))
     except SubjectError:
-        if runs_whole_alone(subject) or output_rows(subject) is not None:
+        if runs_whole_alone(subject):
             raise
+        subject.cache[WHOLE] = True  # the loss may ask for as many as it was written for: pairs
         yield _tried(subject, goal, Budget(goal.steps))  # with the whole batch now
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _SAMPLES, _FEW = 8, 3  # larger batches are cut to so many samples; the first attempt's to so few
 _MANY = 16  # targets of one sample
+WHOLE = "whole-batch"
+"""Key of a subject's cache: learning is tried with the whole batch, which a loss asked for."""
 FORWARD = 1 / 3
 """What a forward costs, in plain steps; in float64 everything costs twice as much."""
 _FREED = 0.4  # a step on the outputs alone: loss and its backward, no model
@@ -91,8 +93,8 @@ class Look:
 
 
 def runs_whole_alone(subject: Subject) -> bool:
-    """Say whether it is known by now that the model runs with all samples of its batch, and with no fewer."""
-    return subject.cache.get("rows", "not known") is None
+    """Say whether it is known by now that model and loss run with all samples of the batch, and with no fewer."""
+    return WHOLE in subject.cache or subject.cache.get("rows", "not known") is None
 
 
 def small_batch(subject: Subject) -> Batch:
