@@ -51,7 +51,13 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
                 break
     # an input may act through comparisons and indices, which have no gradient: change it
     silent |= {p for p in moot if not (inputs[p].is_floating_point() or inputs[p].is_complex())}
-    ignored = [path for path in inputs if path in silent and _has_no_effect(subject, path)]
+    ignored = [
+        path
+        for path in inputs
+        if path in silent
+        and _has_no_effect(subject, path)
+        and not _moves_beside_others(subject, inputs, path)
+    ]
     # other values of an integer or boolean input are only certain to mean something else where
     # their domain is declared
     certain = [
@@ -148,6 +154,26 @@ def _has_no_effect(subject: Subject, path: str) -> bool:
             if _differ(*made):
                 return False
     return changed
+
+
+def _moves_beside_others(subject: Subject, inputs: dict[str, torch.Tensor], path: str) -> bool:
+    """Say whether an input changes an output once no other input holds zeros: a mask of this batch hides it."""
+
+    def shifted(where: str, leaf: Any) -> Any:
+        floating = where in inputs and where != path and leaf.is_floating_point()
+        return leaf.detach() + 1 if floating else leaf
+
+    if not any(
+        other != path and leaf.is_floating_point() and not bool(leaf.all())
+        for other, leaf in inputs.items()
+    ):
+        return False
+    batch = subject.batch().map(shifted, targets=False)
+    value = subject.batch(1).tensors()[path]
+    try:
+        return _differ(outputs(subject, batch), outputs(subject, _with(batch, path, value)))
+    except SubjectError:  # the model refuses such values
+        return False
 
 
 def _changes_loss(subject: Subject, batch: Batch, other: Batch) -> bool:

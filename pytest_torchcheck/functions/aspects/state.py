@@ -215,9 +215,11 @@ def _on_ctx(
             f"{name} stayed alive after its last reference was gone, until the garbage collector ran"
         )
     held = f"ctx.{attribute}" if attribute else "something other than save_for_backward"
-    latent = (
-        not leak and not target.own
-    )  # bites only after an in-place change, and is not the user's to mend
+    # it bites only after an in-place change: of another's Function, or of an output that is kept detached,
+    # as reversible networks do to make no cycle
+    itself = any(held_tensors(run)[key] is tensor for key in attributes) or not attributes
+    detached = not itself and any(tensor is output for output in run.outputs)
+    latent = not leak and (not target.own or detached)
     return target.finding(
         "suspicious" if latent else "violated",
         "saved-on-ctx",
