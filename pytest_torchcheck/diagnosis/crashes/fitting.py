@@ -140,15 +140,16 @@ def _cut(leaf: torch.Tensor, dims: tuple[int, ...], old: tuple[int, ...], new: i
 def _runs(scene: Scene, change: Change) -> bool:
     """Say whether the model runs with other inputs; it is put back."""
     deadline.keep()
+    model: Any = scene.model
 
     def made(leaf: Any) -> Any:
         return change(leaf).detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
     args, kwargs = tree_map(made, (tuple(scene.batch.args), dict(scene.batch.kwargs)))
-    kept = ModuleState(scene.model)
+    kept = ModuleState(model)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            scene.model(*args, **kwargs)
+            model(*args, **kwargs)
     except Exception:
         return False
     finally:
