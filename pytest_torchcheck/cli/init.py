@@ -48,7 +48,10 @@ def run(given: argparse.Namespace) -> int:
     try:
         text = _written(given)
     except (TargetError, SpecError, Uninferable, DeclarationError) as error:
-        raise CommandError(message_of(error)) from None
+        told = message_of(error).replace(
+            "--torchcheck-inputs", "--inputs"
+        )  # as this command calls it
+        raise CommandError(told) from None
     if given.output == "-":
         sys.stdout.write(text)
         return DONE

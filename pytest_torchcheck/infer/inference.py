@@ -5,6 +5,7 @@ Inputs, sizes, targets and loss, each with where it was taken from.
 
 from __future__ import annotations
 
+import ast
 import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -291,13 +292,42 @@ def _advice(model: nn.Module, error: str, *, given: Any) -> str:
             f"inputs: {kind}.forward takes a list of images with their boxes{seen}. Write a contract "
             "with a real batch: batch=([image], [{'boxes': boxes, 'labels': labels}])"
         )
-    if len(names) == 1:
+    keys = {name: _keys_read(model, name) for name in names}
+    if len(names) == 1 and not keys[names[0]]:
         example = '"B 3 64 64"'
     else:
-        example = "'{" + ", ".join(f'"{name}": "B ..."' for name in names) + "}'"
+        example = (
+            "'"
+            + _mapping({name: _mapping(dict.fromkeys(keys[name], '"B ..."')) for name in names})
+            + "'"
+        )
     return (
         f"inputs: what {kind}.forward({', '.join(names)}) takes could not be inferred from its "
         f"layers{seen}. "
         f"Say it: --torchcheck-inputs {example}, with the shapes of your data; "
         'Tokens("B T", vocab=100) stands for ids'
+    )
+
+
+def _keys_read(model: nn.Module, name: str) -> list[str]:
+    """Return the keys that a forward reads from one of its arguments, where that is a mapping."""
+    found = sources.parsed(type(model).forward)
+    read = [
+        (node.lineno, node.col_offset, node.slice.value)
+        for node in (ast.walk(found[0]) if found is not None else ())
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+    ]
+    return list(dict.fromkeys(key for _, _, key in sorted(read)))
+
+
+def _mapping(parts: Mapping[str, str]) -> str:
+    """Return the code of a mapping of specs; a shape where nothing is known of its keys."""
+    return (
+        "{" + ", ".join(f'"{key}": {code}' for key, code in parts.items()) + "}"
+        if parts
+        else '"B ..."'
     )

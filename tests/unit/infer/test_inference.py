@@ -327,3 +327,14 @@ def test_tables_and_images_with_channels_last(model, inputs):
     found = infer(model, arguments=arguments)
     assert code_of(found.inputs) == inputs
     assert found.contract(name="it").check(["backward"]).ok
+
+
+def test_the_keys_that_a_forward_reads_are_part_of_the_line() -> None:
+    class Keyed(nn.Module):
+        def forward(self, batch, scale):  # type: ignore[no-untyped-def]
+            return batch["first"].matmul(batch["second"]) * scale["third"]
+
+    with pytest.raises(Uninferable) as caught:
+        infer(Keyed)
+    line = '{"batch": {"first": "B ...", "second": "B ..."}, "scale": {"third": "B ..."}}'
+    assert f"--torchcheck-inputs '{line}'" in str(caught.value)
