@@ -145,9 +145,19 @@ def pair(scene: Scene, match: re.Match[str]) -> Explanation | None:
         cause=cause,
         because=because,
         fix=fix,
-        culprits=culprits,
+        culprits=(*culprits, *_handed_on(scene, location)),
         location=location,
     )
+
+
+def _handed_on(scene: Scene, place: Location | None) -> list[Culprit]:
+    """Return the lines of the forwards that were running: where the value can be converted on its way."""
+    running = [
+        sources.of_line(frame.f_code.co_filename, line, frame.f_code.co_qualname)
+        for frame, line in scene.frames
+        if frame.f_code.co_name == "forward" and sources.rank(frame.f_code.co_filename) == 2
+    ]
+    return [Culprit("call", at.function, "hands it on", at) for at in running[-2:] if at != place]
 
 
 def _conversion(want: str, source: str, scene: Scene) -> str:

@@ -240,3 +240,25 @@ def test_a_last_sample_that_reaches_past_the_end(excess, status):
         assert "return (len(self.data) - 1) // 4 + self.excess" in {
             c.location.text for c in finding.culprits if c.location is not None
         }
+
+
+class Steps(nn.Module):
+    """Adds an embedding of a step, made in float32 whatever the model computes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+    def _code(self, t):
+        return torch.stack([torch.sin(t.float() * k) for k in range(1, 5)], -1)
+
+    def forward(self, x, t):
+        code = self._code(t)
+        return x + self.embed(code)
+
+
+def test_the_forward_that_hands_on_another_dtype():
+    contract = Contract(
+        model=Steps, batch=((torch.randn(5, 3), torch.arange(5)), None), dtypes=("float64",)
+    )
+    assert "return x + self.embed(code)" in cited(contract, "backward", "dtype-pair")
