@@ -208,7 +208,9 @@ def keeping_lines(
                         "tensor",
                         path,
                         "kept from one call to the next",
-                        _keeping_line(frame, line),
+                        line_of(frame.f_code, line)
+                        if batch is None
+                        else _deciding_line(frame, line),
                     )
             return False
 
@@ -217,8 +219,8 @@ def keeping_lines(
     return list(found.values())
 
 
-def _keeping_line(frame: FrameType, line: int) -> Location:
-    """Return the line that keeps something: of a method that the constructor calls too, the line that calls it now."""
+def _deciding_line(frame: FrameType, line: int) -> Location:
+    """Return the line that decides to keep something: of a method that the constructor calls too, its call now."""
     owner, caller = frame.f_locals.get("self"), frame.f_back
     built = getattr(getattr(type(owner), "__init__", None), "__code__", None)
     if caller is not None and built is not None and frame.f_code.co_name in built.co_names:
