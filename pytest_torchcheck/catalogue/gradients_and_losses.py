@@ -10,7 +10,7 @@ CHECKS: tuple[Check, ...] = (
         check(
             "backward",
             "Backward of the loss succeeds, also after an optimizer step.",
-            cost="1 FBS, and 2 FBS of two samples; with a train_step 3 FBS and 1 FB; shared with other checks",
+            cost="1 FBS, and 2 FBS of two or three samples; with a train_step 3 FBS and 1 FB; shared with other checks",
             leads=True,
         ),
         check(

@@ -100,7 +100,7 @@ CHECKS: tuple[Check, ...] = (
             "equals the uninterrupted run bit for bit.",
             function="resumed",
             needs=("model", "optimizer"),
-            cost="2 FBS of two samples, 3 of all for a step of your own; 16 more at most, where its result differs",
+            cost="2 FBS of two or three samples, 3 of all for a step of your own; 16 more at most, where its result differs",
             axes="once",
         ),
         check(

@@ -25,8 +25,9 @@ from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.subject.gradients import clear_gradients
 from pytest_torchcheck.subject.optimizers import step_schedulers
 
+from ..runs.training.few import later_batch, seed_of
 from ..runs.training.observation import checksums
-from ..runs.training.steps import later_batch, seed_of, trajectory
+from ..runs.training.steps import trajectory
 from .checkpoints import CHECKPOINT, copied, counterparts, is_torchs, pieces_of
 from .closures import ClosureState
 from .patches import listening

@@ -288,7 +288,7 @@ def _values(model: nn.Module) -> list[torch.Tensor]:
 
 def _unwritten(model: nn.Module, before: list[torch.Tensor]) -> bool:
     """Say whether the parameters are what they were: a write to ``.data`` leaves no version behind."""
-    return all(map(trees.same, _values(model), before))
+    return all(map(trees.same, (p.detach() for p in model.parameters()), before))
 
 
 def _compared(losses: _Losses, value: torch.Tensor, nodes: tuple[str, ...]) -> Descent:

@@ -15,6 +15,7 @@ from ...probes.loss.own import labels_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
+from ..training.few import how_few
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...subject import Subject
 
-_SAMPLES, _FEW = 8, 3  # larger batches are cut to so many samples; the first attempt's to so few
-_MANY = 16  # targets of one sample
+_SAMPLES = 8  # larger batches are cut to so many samples
 WHOLE = "whole-batch"
 """Key of a subject's cache: learning is tried with the whole batch, which a loss asked for."""
 FORWARD = 1 / 3
@@ -114,21 +114,15 @@ def small_batch(subject: Subject) -> Batch:
 
 
 def few_samples(subject: Subject) -> Batch:
-    """Return a few samples of the small batch, two of them with different targets where any have.
-
-    Three rather than two where the batch allows it: of two values a statistic over the batch keeps
-    no more than which one is larger. Two where each has many targets to be memorised.
-    """
+    """Return a few samples of the small batch, two of them with different targets where any have."""
     batch, symbol = small_batch(subject), subject.source.batch_symbol
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
-    targets = targets_of(batch) or labels_of(batch, subject.model)
-    many = any(target.numel() >= _MANY * size for target in targets.values())
-    few = 2 if many else max(2, min(_FEW, size // 2))
+    few = how_few(subject, batch, size)
     if symbol is None or subject.few(batch, few, aligned=True) is None or runs_whole_alone(subject):
         return batch
     axes = subject.source.axes(symbol)
     second = 1
-    for path, target in targets.items():
+    for path, target in (targets_of(batch) or labels_of(batch, subject.model)).items():
         rows = trees.dense(target).movedim(axes[path], 0).flatten(1) if target.dim() > 1 else target
         unlike = rows != rows[:1]
         unlike = unlike.any(1) if unlike.dim() > 1 else unlike

@@ -31,6 +31,7 @@ from ...subject.optimizers import (
     step_schedulers,
 )
 from ...subject.remembered import remembered
+from .few import later_batch, seed_of
 from .observation import Watched, change_of, checksums, digests, first_drop, largest_of, number_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 
 _WARM_UP = 12  # further steps while every learning rate is still 0
-_FEW = 2  # samples of the steps after the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,24 +131,6 @@ def trajectory(subject: Subject) -> Trajectory:
         if made.error is not None and whole.error is None and _run(subject, batch).error is None:
             return made  # it raised once, and it was not for being given a few samples
         return whole
-
-
-def later_batch(subject: Subject, *, few: bool) -> Batch:
-    """Return the batch of the steps after the first.
-
-    Args:
-        subject: Whose steps.
-        few: Leave samples out, where the step is the plain one and every tensor has the batch dimension.
-    """
-    batch = subject.batch()
-    if not few or subject.contract.train_step is not None:
-        return batch
-    return subject.few(batch, _FEW, aligned=True) or batch
-
-
-def seed_of(subject: Subject, step: int) -> int:
-    """Return the seed of a step; the plain steps after the first share one, so that their losses can be compared."""
-    return subject.seed + (step if subject.contract.train_step is not None else min(step, 1))
 
 
 def _run(subject: Subject, later: Batch) -> Trajectory:
