@@ -118,11 +118,14 @@ def _fewer(scene: Scene, cls: type[Any] | None) -> str:
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if named:
         return f"give {listed(named)} by name: inputs={{{named[0]!r}: ...}} in the contract"
-    fix = "declare as many inputs in the contract as forward takes"
+    fix = (
+        "declare as many inputs in the contract as forward takes; what the loss or the train_step "
+        "reads besides belongs to the targets"
+    )
     batch = scene.batch
     if getattr(batch, "origin", "") == "real" and getattr(batch, "targets", None) is None:
         inside = positional[0].name if len(positional) == 1 else "inputs"
-        fix += f"; a real batch with targets is batch=({inside}, targets), a pair"
+        fix += f": batch=({inside}, targets), a pair"
     return fix
 
 
