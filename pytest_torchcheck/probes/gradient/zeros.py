@@ -131,8 +131,9 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
         op = source.call.op
         if source.call is not stopped.call:
             fact += f"; {product} multiplies by what that gave"
-    if (reading := _read_after_one_step(name, stopped)) is not None:
-        kind, op = "first-step", reading.op
+    reading = _only_reader(stopped)
+    if reading is not None and (kind == "unread" or _is_one_step(name, stopped)):
+        kind, op = kind if kind == "unread" else "first-step", reading.op
         fact = (
             f"{op.name} reads {reading.outputs[0].tensor.numel()} of the "
             f"{stopped.output.tensor.numel()} elements that {stopped.call.op.name} gives, and no gradient "
@@ -150,19 +151,21 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
     )
 
 
-def _read_after_one_step(name: str, stopped: Stopped) -> Call | None:
-    """Return what reads a bidirectional layer's result where its reverse direction has taken its first step.
-
-    The recurrent weights of that direction have multiplied nothing but the initial state of zeros there.
-    """
-    if not (name.endswith("_reverse") and "weight_hh" in name):
-        return None
-    if stopped.call.op.name.rpartition(".")[2] not in _RECURRENT:
-        return None
+def _only_reader(stopped: Stopped) -> Call | None:
+    """Return the call that picks a part of a result, where nothing else reads it."""
     reading = [call for call in stopped.output.consumers if call.outputs and not call.shape_only]
     if len(reading) != 1 or reading[0].op.name.rpartition(".")[2] not in _PICKING:
         return None
     return reading[0]
+
+
+def _is_one_step(name: str, stopped: Stopped) -> bool:
+    """Say whether these are the recurrent weights of a reverse direction, of which some positions are read.
+
+    Where it takes its first step, they have multiplied nothing but the initial state of zeros.
+    """
+    recurrent = stopped.call.op.name.rpartition(".")[2] in _RECURRENT
+    return recurrent and name.endswith("_reverse") and "weight_hh" in name
 
 
 _RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")

@@ -117,3 +117,33 @@ def test_a_schedule_that_advances_with_every_part_is_told_where_it_is_called(oft
     for found in report.failing:
         assert found.location.text == "warm(optimizer)  # each time"
         assert "advances 3 positions in each step" in found.cause
+
+
+class Stages(nn.Module):
+    """Stacks the results of three layers."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.first = first
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for layer in self.layers:
+            x = layer(x).tanh()
+            kept.append(x)
+        every = torch.stack(kept)
+        if self.first:
+            every = every[0]  # one of three
+        return every
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_the_line_that_picks_a_part_of_what_is_stacked_is_named(first: bool) -> None:
+    report = Contract(
+        model=lambda: Stages(first=first), inputs="B 4", sizes={"B": 5},
+        loss=lambda output: output.square().mean(),
+    ).check(["gradients-exist"])  # fmt: skip
+    assert report.ok is not first
+    for found in report.failing:
+        assert found.location.text == "every = every[0]  # one of three"
