@@ -61,7 +61,9 @@ def helper_returns(place: Location, most: int = 2) -> list[tuple[str, Location]]
         if function is None:
             continue
         returned = [
-            n.value for n in _own(function) if isinstance(n, ast.Return) and n.value is not None
+            n.value
+            for n in sources.own_nodes(function)
+            if isinstance(n, ast.Return) and n.value is not None
         ]
         ways = sorted({line for value in returned for line in _made_at(value, function)})
         if len(ways) <= most:
@@ -82,7 +84,7 @@ def _made_at(value: ast.expr, function: ast.AST) -> list[int]:
         return [value.lineno]
     assigned = [
         n.lineno
-        for n in _own(function)
+        for n in sources.own_nodes(function)
         if isinstance(n, ast.Assign)
         and any(isinstance(t, ast.Name) and t.id == value.id for t in n.targets)
     ]
@@ -128,7 +130,7 @@ def _lines(file: str) -> tuple[int, ...]:
     for scope in [
         n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
     ] + [tree]:
-        for node in _own(scope):
+        for node in sources.own_nodes(scope):
             if isinstance(node, ast.Call):
                 for given in _handed_over(node):
                     found += _made(given, scope, tree, _DEPTH)
@@ -161,16 +163,6 @@ def _batch_functions(call: ast.Call) -> Iterator[str]:
             yield keyword.value.id
 
 
-def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """Walk a scope without the functions and classes within it."""
-    pending = list(ast.iter_child_nodes(scope))
-    while pending:
-        node = pending.pop(0)
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            pending += list(ast.iter_child_nodes(node))
-
-
 def _made(expression: ast.expr, scope: ast.AST, tree: ast.Module, depth: int) -> list[int]:
     """Return the lines that make the value of an expression, through names and functions of the file."""
     if depth == 0 or isinstance(expression, ast.Constant):
@@ -197,7 +189,11 @@ def _made(expression: ast.expr, scope: ast.AST, tree: ast.Module, depth: int) ->
 def _assigned(name: ast.Name, scope: ast.AST, tree: ast.Module, depth: int) -> list[int]:
     found: list[int] = []
     assignments = sorted(
-        (n for n in _own(scope) if isinstance(n, ast.Assign) and n.lineno <= name.lineno),
+        (
+            n
+            for n in sources.own_nodes(scope)
+            if isinstance(n, ast.Assign) and n.lineno <= name.lineno
+        ),
         key=lambda node: node.lineno,
     )
     for node in assignments:
@@ -244,7 +240,11 @@ def _returned(
     function: ast.FunctionDef, place: int | None, tree: ast.Module, depth: int
 ) -> list[int]:
     returns = sorted(
-        (n for n in _own(function) if isinstance(n, ast.Return) and n.value is not None),
+        (
+            n
+            for n in sources.own_nodes(function)
+            if isinstance(n, ast.Return) and n.value is not None
+        ),
         key=lambda node: node.lineno,
     )
     found: list[int] = []
