@@ -11,6 +11,7 @@ from pytest_torchcheck.measure.plain_step import plain_step
 from pytest_torchcheck.probes.holding.leaks import Leak, find_leak
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.gradients import clear_gradients
+from pytest_torchcheck.subject.optimizers import optimizers_of
 
 if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
@@ -30,6 +31,9 @@ def training_leak(subject: Subject) -> Leak | None:
             seed_everything(subject.seed)
             optimizer = subject.make_optimizer(model)
             batch = subject.batch()
+            for group in (g for o in optimizers_of(optimizer) for g in o.param_groups):
+                if "history_size" in group:  # a bounded history fills for as long as it is
+                    group["history_size"] = 1
 
             def step() -> None:
                 _train(subject, model, optimizer, batch.clone())

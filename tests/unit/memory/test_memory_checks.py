@@ -412,3 +412,31 @@ def test_a_loss_that_differentiates_the_output_needs_its_graph():
     (found,) = findings(made, "inference-memory")
     assert (found.status, found.code) == ("suspicious", "inference-graph")
     assert "the loss computes a derivative" in found.cause
+
+
+def test_the_history_of_an_optimizer_is_no_leak():
+    kept = []
+
+    def step(leaks):
+        def training(model, optimizer, inputs, targets):
+            def closure():
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(*inputs), targets)
+                loss.backward()
+                return loss
+
+            if leaks:
+                kept.append(targets.repeat(100, 1))
+            return optimizer.step(closure)
+
+        return training
+
+    for leaks in (False, True):
+        report = Contract(
+            model=lambda: nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 3)),
+            batch=((torch.randn(6, 8),), torch.randn(6, 3)),
+            optimizer=lambda m: torch.optim.LBFGS(m.parameters(), max_iter=2),
+            train_step=step(leaks),
+        ).check(["step-leak"])
+        (finding,) = report.findings
+        assert (finding.status == "passed") is not leaks, str(report)
