@@ -115,6 +115,17 @@ def meant_rates(lr: Callable[[int], float] | Sequence[float], count: int) -> lis
     return [float(rate) for rate in lr][:count]
 
 
+def _as_far_as_declared(lr: Callable[[int], float], count: int) -> list[float]:
+    """Return the rates of the first steps, up to the one for which a function gives none."""
+    found: list[float] = []
+    for step in range(count):
+        try:
+            found.append(float(lr(step)))
+        except Exception:  # the user's schedule ends here
+            break
+    return found
+
+
 def close(a: float, b: float, scale: float) -> bool:
     """Say whether two rates are equal up to rounding."""
     return math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=1e-9 * max(scale, 1e-12))
@@ -205,7 +216,7 @@ def _relation(
 ) -> tuple[str, str, str]:
     """Recognise how the used rates follow from the meant ones, which may be constant."""
     count = len(rates)
-    far = meant_rates(meant, 64 * count) if callable(meant) else meant_rates(meant, 10**9)
+    far = _as_far_as_declared(meant, 64 * count) if callable(meant) else meant_rates(meant, 10**9)
     scale = max((abs(rate) for rate in far), default=1.0)
     name = stepped[0].name if stepped else "the scheduler"
     place = stepped[0].place if stepped else None

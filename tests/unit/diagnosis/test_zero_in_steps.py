@@ -147,3 +147,22 @@ def test_the_line_that_picks_a_part_of_what_is_stacked_is_named(first: bool) -> 
     assert report.ok is not first
     for found in report.failing:
         assert found.location.text == "every = every[0]  # one of three"
+
+
+def test_a_declared_schedule_may_end() -> None:
+    rates = [0.01 * (n + 1) for n in range(60)]
+
+    def step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+        optimizer.zero_grad()
+        loss = (model(*inputs) - targets).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    report = Contract(
+        model=lambda: nn.Linear(4, 2), inputs="B 4", sizes={"B": 6}, targets="B 2", train_step=step,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+        promises=[promises.Schedule(lambda step: rates[step])],
+    ).check(["schedule"])  # fmt: skip
+    (found,) = report.failing
+    assert (found.status, found.code) == ("violated", "schedule-differs")
