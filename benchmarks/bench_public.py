@@ -1,8 +1,8 @@
 """What all default checks, ``overfit`` among them, cost on public models whose step takes more than 20 ms.
 
 ``python benchmarks/bench_public.py`` holds each model of the list whose library is installed to its default checks, in
-a process of its own, and prints a row for each and the median in plain training steps. Parts of names as arguments
-choose among them. Imports of this package are not counted: a contract of a small model comes first.
+a process of its own, and prints a row for each and the median in plain training steps, by check too. Parts of names
+as arguments choose among them. Imports of this package are not counted: a contract of a small model comes first.
 """
 
 from __future__ import annotations
@@ -176,6 +176,7 @@ def factory(name: str) -> Any:
 def hold(name: str) -> None:
     """Check one model and print the outcome as JSON."""
     from pytest_torchcheck import Contract
+    from pytest_torchcheck.runner import Runner, cases
 
     if name.startswith("vit_pytorch") and importlib.util.find_spec("torchvision") is None:
         for word in ("torchvision", "torchvision.transforms", "torchvision.models"):
@@ -202,11 +203,16 @@ def hold(name: str) -> None:
         model=make, batch=(inputs, targets), loss=loss,
         optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3),
     )  # fmt: skip
-    start = time.process_time()
-    report = contract.check()
-    cost = time.process_time() - start
+    runner, by_check, cost = Runner(contract), {}, 0.0
+    for case in cases(contract):
+        start = time.process_time()
+        runner.run(case)
+        spent = time.process_time() - start
+        by_check[case.check.name], cost = spent / plain, cost + spent
+    report = runner.report()
+    runner.close()
     red = [f"{f.check}[{f.code}]" for f in report.findings if f.status in ("violated", "error")]
-    print("RESULT" + json.dumps({"step": plain, "cost": cost, "red": red}))
+    print("RESULT" + json.dumps({"step": plain, "cost": cost, "red": red, "checks": by_check}))
 
 
 def main() -> None:
@@ -219,6 +225,7 @@ def main() -> None:
         hold(words[1])
         return
     ratios = []
+    by_check: dict[str, list[float]] = {}
     for name in MODELS:
         if words and not any(word in name for word in words):
             continue
@@ -240,6 +247,8 @@ def main() -> None:
         row = json.loads(found[0].removeprefix("RESULT"))
         steps = row["cost"] / row["step"]
         ratios += [steps] if row["step"] > LEAST_S else []
+        for check, cost in row["checks"].items() if row["step"] > LEAST_S else ():
+            by_check.setdefault(check, []).append(cost)
         print(
             f"{steps:6.1f} steps of {row['step'] * 1e3:5.0f} ms  {row['cost']:5.1f} s  {name}  "
             f"{' '.join(row['red'])}",
@@ -250,6 +259,10 @@ def main() -> None:
             f"{len(ratios)} models with a step above {LEAST_S * 1e3:.0f} ms: median "
             f"{statistics.median(ratios):.1f} plain steps, most {max(ratios):.1f}"
         )
+        print("by check, where the mean is above 0.1 steps: median, mean, most")
+        for check, costs in sorted(by_check.items(), key=lambda item: -statistics.mean(item[1])):
+            if (mean := statistics.mean(costs)) > 0.1:
+                print(f"{statistics.median(costs):8.2f} {mean:6.2f} {max(costs):6.2f}  {check}")
 
 
 if __name__ == "__main__":
