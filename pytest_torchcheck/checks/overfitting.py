@@ -290,7 +290,7 @@ def _own_failed(
     place = (sources.search(made, r"\blr\s*=") or sources.of_object(made)) if made else None
     learns = f"{best.losses[0]:.4g} -> {best.losses[-1]:.4g} in {len(best.losses)} steps"
     if own.losses[-1:] > own.losses[:1] and (along := climb(subject, budget)) > _ALONG:
-        return explain.climbing(own, best, along, place, shown)
+        return explain.climbing(subject, own, best, along, place, shown)
     grown = len(finite) > 3 and min(finite[-3:]) > _GROWN * (abs(finite[0]) + 1e-3)
     if len(finite) < len(own.losses) or grown:
         return violated(

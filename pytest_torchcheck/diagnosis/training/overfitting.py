@@ -227,19 +227,30 @@ def crawling(own: Attempt, best: Attempt, place: Location | None, shown: dict[st
 
 
 def climbing(
-    own: Attempt, best: Attempt, along: float, place: Location | None, shown: dict[str, Any]
+    subject: Subject,
+    own: Attempt,
+    best: Attempt,
+    along: float,
+    place: Location | None,
+    shown: dict[str, Any],
 ) -> Finding:
-    """Explain an optimizer that steps along the gradient of the loss instead of against it."""
+    """Explain an optimizer, or a step of the user's, that goes along the gradient of the loss instead of against it."""
+    step = subject.contract.train_step
+    what = "optimizer" if step is None else "training step"
+    if step is not None:
+        place = sources.search(step, r"\.backward\(") or sources.of_object(step)
     return violated(
         "optimizer-climbs",
-        "the declared optimizer raises the loss: it steps along the gradient",
-        culprits=[Culprit("optimizer", "optimizer", "climbs", place)],
+        f"the declared {what} raises the loss: it steps along the gradient",
+        culprits=[Culprit("optimizer" if step is None else "call", what, "climbs", place)],
         location=place,
         observed=f"loss {own.losses[0]:.4g} -> {own.losses[-1]:.4g} in {len(own.losses)} steps",
-        cause="the optimizer maximises the declared loss: maximize=True, or a sign that is turned",
+        cause=f"the {what} maximises the declared loss: maximize=True, or a sign that is turned",
         because=f"the cosine of its first step and the gradient is {along:.2f}; {best.name} learns the "
         f"same batch: {best.losses[0]:.4g} -> {best.losses[-1]:.4g} in {len(best.losses)} steps",
-        fix="drop maximize=True, or declare the loss with the other sign",
+        fix="drop maximize=True, or declare the loss with the other sign"
+        if step is None
+        else f"turn the sign of what is differentiated{on_line(place)}",
         evidence=shown,
     )
 

@@ -256,13 +256,14 @@ def residual_lost(subject: Subject, batch: Batch, budget: Budget) -> bool:
 
 
 def climb(subject: Subject, budget: Budget) -> float:
-    """Return the cosine of a step of the declared optimizer and the gradient: above zero where it climbs.
+    """Return the cosine of a declared step and the gradient of the declared loss: above zero where it climbs.
 
-    0 where the step is the user's own, or there is no gradient.
+    The step is the optimizer's, or the user's own; 0 where there is no gradient.
     """
-    if subject.contract.train_step is not None or not budget.take():
+    own = subject.contract.train_step is not None
+    if (own and not callable(subject.contract.loss)) or not budget.take():
         return 0.0
-    batch = small_batch(subject).clone()
+    batch = (subject.batch() if own else small_batch(subject)).clone()
     along = ours = theirs = 0.0
     with subject.pristine(steps=True) as model:
         model.train()
@@ -276,8 +277,12 @@ def climb(subject: Subject, budget: Budget) -> float:
                 for parameter in model.parameters()
                 if parameter.grad is not None and trees.computable(parameter)
             }
-            for optimizer in optimizers_of(made):
-                optimizer.step()
+            if own:
+                clear_gradients(model)
+                subject.train_step(model, made, subject.batch().clone())
+            else:
+                for optimizer in optimizers_of(made):
+                    optimizer.step()
         except (SubjectError, RuntimeError, TypeError):  # an optimizer may want a closure
             return 0.0
         for parameter, (before, slope) in slopes.items():

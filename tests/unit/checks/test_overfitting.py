@@ -492,3 +492,27 @@ def test_an_optimizer_that_climbs(kind, maximize):
         optimizer=lambda m: kind(m.parameters(), lr=0.02, weight_decay=0.1, maximize=maximize),
     )
     assert (found.code == "optimizer-climbs") is maximize, found
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_a_step_of_the_users_that_climbs(sign):
+    def smoothed(output, target):
+        return F.cross_entropy(output, target, label_smoothing=0.1)
+
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        loss = smoothed(model(*inputs), targets)
+        (sign * loss).backward()  # which way
+        optimizer.step()
+        return loss.detach()
+
+    found = check(
+        model=lambda: nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 8)),
+        batch=labelled(6),
+        loss=smoothed,
+        train_step=step,
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    )
+    assert (found.code == "optimizer-climbs") is (sign < 0), found
+    if sign < 0:
+        assert found.location.text == "(sign * loss).backward()  # which way"
