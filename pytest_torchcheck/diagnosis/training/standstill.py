@@ -10,13 +10,14 @@ import torch
 from ... import sources
 from ...culprits import parameter
 from ...findings import Culprit, Finding
+from ...loop.recorder import trace_of
 from ...loop.traces.rebound_parameters import where_rebound
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
 from ...runs.training.steps import lost
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
-from ...text.wording import names_text
+from ...text.wording import counted, names_text
 from ...verdicts import suspicious, violated
 from ..gradient.cuts import CAUSES, fix_of, kind_at
 from ..gradient.missing import missing as lost_gradients
@@ -61,7 +62,8 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     reason = (
         _rebound(subject, rebound[0], line)
         if line is not None
-        else _without_gradient(subject, names, total)
+        else _never_stepped(subject, names)
+        or _without_gradient(subject, names, total)
         or _without_rate(subject, names, made)
         or _left_alone(subject, names, made)
     )
@@ -101,6 +103,25 @@ def _rebound(subject: Subject, name: str, line: Location) -> _Reason:
         fix="write to the parameter in place, under torch.no_grad(): .copy_(), .clamp_(), .mul_()",
         culprits=(Culprit("call", name, "is replaced here", line),),
     )
+
+
+def _never_stepped(subject: Subject, names: list[str]) -> _Reason | None:
+    """Return that the optimizer of the parameters never steps in the user's own step, where another one does."""
+    step = subject.contract.train_step
+    if step is None:
+        return None
+    trace = trace_of(subject)
+    stepped = {event.owner for event in trace.optimizer_steps()}
+    for number, (key, held) in enumerate(trace.parameters.items(), 1):
+        if stepped and key not in stepped and set(names) <= set(held):
+            one = f"number {number} of {len(trace.parameters)} ({trace.classes[key]})"
+            return _Reason(
+                place=sources.of_object(step),
+                cause=f"the optimizer that holds it, {one}, is never stepped",
+                because=f"in {counted(trace.steps, 'call')} of the step only other optimizers stepped",
+                fix="call the step() of this optimizer too, after backward",
+            )
+    return None
 
 
 def _without_gradient(subject: Subject, names: list[str], total: int) -> _Reason | None:

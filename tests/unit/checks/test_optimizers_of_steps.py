@@ -107,3 +107,30 @@ def test_the_flag_of_a_list_of_modules_decides_nothing(skips: bool) -> None:
     for found in _violated(report):
         assert found.code == "mode-stuck"
         assert "leaves stages.0, stages.0.1 in" in found.summary
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_an_optimizer_that_is_never_stepped_is_named(both: bool) -> None:
+    def optimizers(model: Any) -> tuple[torch.optim.Optimizer, ...]:
+        return (
+            torch.optim.SGD(model.maker.parameters(), lr=0.05),
+            torch.optim.Adam(model.scorer.parameters(), lr=0.01),
+        )
+
+    def step(model: Any, made: Any, inputs: Any, targets: Any) -> torch.Tensor:
+        for one in made:
+            one.zero_grad()
+        loss = (model.scorer(model(*inputs)) - targets).square().mean()
+        loss.backward()
+        for one in made[: 2 if both else 1]:
+            one.step()
+        return loss.detach()
+
+    report = Contract(
+        model=Pair, inputs="B 5", sizes={"B": 6}, targets="B 1", optimizer=optimizers,
+        train_step=step,
+    ).check(["weights-update"])  # fmt: skip
+    assert report.ok is both
+    for found in report.failing:
+        assert "number 2 of 2 (Adam), is never stepped" in found.cause
+        assert "step() of this optimizer" in found.fix
