@@ -289,10 +289,22 @@ def _agreement(implied: torch.Tensor, counts: torch.Tensor, ids: torch.Tensor, s
     length = ids.shape[1]
     here = slice(max(0, -shift), length - max(0, shift))
     there = slice(max(0, shift), length - max(0, -shift))
-    pulled, token, counted = implied[:, here], ids[:, there], counts[:, here]
+    # in rows that are padded one by one, no token stands where the label of the last one was
+    pulled, token = implied[:, here], ids[:, there]
+    counted = counts[:, here] & ~_trailing(ids)[:, there]
     if not bool(counted.any()):
         return 0.0
     return float((pulled == token)[counted].float().mean())
+
+
+def _trailing(ids: torch.Tensor) -> torch.Tensor:
+    """Return a bool mask of the padding at the ends of rows: the token that ends one row at least twice."""
+    last = ids[:, -1:]
+    run = (ids == last).flip(1).cumprod(1).flip(1).bool()
+    padded = run.sum(1) > 1
+    if not bool(padded.any()) or bool((last[padded] != last[padded][0]).any()):
+        return torch.zeros_like(run)  # none, or tokens that happen to repeat
+    return run & (last == last[padded][0])
 
 
 def padding_loss(subject: Subject) -> Iterator[Finding]:
