@@ -93,8 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     checks.add_argument("file", metavar="FILE", nargs="?", default="tests/test_contracts.py")
     checks.add_argument("-v", "--verbose", action="store_true", help="list every check")
-    changed = command("changed", "run the contracts of changed files, for a hook before a commit")
-    changed.add_argument("files", metavar="FILE", nargs="*", help="as git or pre-commit names them")
+    changed = command(
+        "changed", "run the contracts that import a changed file, for a hook before a commit"
+    )
+    changed.add_argument(
+        "files", metavar="FILE", nargs="*",
+        help="as git or pre-commit names them (what differs from git's last commit)",
+    )  # fmt: skip
     changed.set_defaults(options=())  # others, as --name=value, go to pytest
     command("doctor", "print versions, devices, plugins and settings, for a bug report")
     return parser
