@@ -11,10 +11,12 @@ import torch
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
+from ...objects import trees
 from ...probes.positions.lengthening import first_lengthening
 from ...probes.positions.mask_axes import find_query_mask
 from ...state import seed_everything
 from ..crashes.place import Place
+from ..loss.at_start import initialisation_line
 from . import mask_lines, places
 from .mask_lines import not_hidden
 
@@ -188,7 +190,21 @@ def padding(
         place = lengthening_line(
             subject, batch, extended, length=length, extra=extra, side=promise.side, real=real
         )
-    if (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
+    row = None if contents else _filled_row(subject, promise, [batch, extended], output, gap)
+    if row is not None:
+        place = Place(
+            op=place.op if place else "",
+            location=initialisation_line(subject, row),
+            module=row.rpartition(".")[0],
+            module_class="Embedding",
+            fact=f"row {promise.pad} of {row} is not zero, and with zeros in it the same padding changes "
+            "no real position",
+            cause="an initialisation overwrites the row of padding_idx, so that padding counts as a token",
+            fix=f"set this row to zero after the initialisation: weight[{promise.pad}].zero_() under "
+            "torch.no_grad()",
+            settings=(Culprit("parameter", row, f"row {promise.pad} is not zero"),),
+        )
+    elif (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
         place = Place(
             op=place.op if place else laid.op,
             location=laid.location,
@@ -217,6 +233,37 @@ def padding(
         fix=_hide_from(place.op if place else ""),
         evidence={"gap": gap},
     )
+
+
+def _filled_row(
+    subject: Subject, promise: PaddingInvariant, batches: list[Batch], output: str, gap: float
+) -> str | None:
+    """Return the weight of an embedding whose padding row is not zero, where zeros in it end the leak."""
+    with subject.pristine(steps=True) as model, torch.no_grad():
+        filled = [
+            (f"{name}.weight" if name else "weight", module)
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Embedding)
+            and module.padding_idx == promise.pad
+            and bool(module.weight[promise.pad].any())
+        ]
+        if not filled:
+            return None
+        for _, module in filled:
+            module.weight[promise.pad].zero_()
+        model.eval()
+        made = []
+        for batch in batches:
+            seed_everything(subject.seed)
+            made.append(trees.floats(subject.call(model, batch.clone())).get(output))
+    short, long = made
+    if short is None or long is None or short.shape != long.shape:
+        return None  # an output for each position: what reads padded ones is named instead
+    return filled[0][0] if trees.apart(long, short) < _ENDED * gap else None
+
+
+_ENDED = 1e-3
+"""Share of a leak that is rounding."""
 
 
 def _hide_from(op: str) -> str:
