@@ -239,18 +239,19 @@ def _filled_row(
     subject: Subject, promise: PaddingInvariant, batches: list[Batch], output: str, gap: float
 ) -> str | None:
     """Return the weight of an embedding whose padding row is not zero, where zeros in it end the leak."""
+    row = int(promise.pad)
     with subject.pristine(steps=True) as model, torch.no_grad():
         filled = [
             (f"{name}.weight" if name else "weight", module)
             for name, module in model.named_modules()
             if isinstance(module, torch.nn.Embedding)
             and module.padding_idx == promise.pad
-            and bool(module.weight[promise.pad].any())
+            and bool(module.weight[row].any())
         ]
         if not filled:
             return None
         for _, module in filled:
-            module.weight[promise.pad].zero_()
+            module.weight[row].zero_()
         model.eval()
         made = []
         for batch in batches:
