@@ -159,11 +159,20 @@ def short(name: str, contract: Contract) -> str:
     if single:
         rows.append((f"{counted(len(single), 'other line')}, one check each", _few(single)))
     column = min(max((len(line) for line, _ in rows), default=0), _WIDE)
-    lines = [f"{name}: {len(found.applies)} of {len(catalogue())} checks apply"]
+    lines = [_count(name, found)]
     if rows:
         lines.append(f"  {'without':{column}}  these do not apply")
     lines += [f"  {_cut(line, column):{column}}  {names}" for line, names in rows]
     return "\n".join(lines)
+
+
+def _count(name: str, found: _Sorted) -> str:
+    """Say how many checks apply, and how many of these have no item without an accelerator."""
+    names = {text.partition(" ")[0] for text in found.applies}
+    devices = [catalogue()[one].devices for one in names]
+    elsewhere = sum(bool(kinds) and "cpu" not in kinds for kinds in devices)
+    head = f"{name}: {len(found.applies)} of {len(catalogue())} checks apply"
+    return head + (f", {elsewhere} of them on an accelerator only" if elsewhere else "")
 
 
 _WIDE: Final = 48
@@ -182,7 +191,7 @@ def _few(names: list[str], most: int = 2) -> str:
 def described(name: str, contract: Contract) -> str:
     """Return what applies to one contract, what does not, and what one more line would add."""
     found = _sorted(contract)
-    lines = [f"{name}: {len(found.applies)} of {len(catalogue())} checks apply"]
+    lines = [_count(name, found)]
     lines += [*_wrapped(found.applies, 2), "", "  do not apply:"]
     for reason, names in found.reasons.items():
         lines += [f"    {reason}:", *_wrapped(names, 6)]

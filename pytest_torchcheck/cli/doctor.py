@@ -30,8 +30,9 @@ PACKAGES: Final = (
 VARIABLES: Final = (
     "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF",
     "PYTHONHASHSEED",
-    "PYTEST_ADDOPTS", "CI",
+    "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "CI",
 )  # fmt: skip
+PLUGIN: Final = "pytest_torchcheck.plugin"
 SETTINGS: Final = ("pyproject.toml", "pytest.ini", "pytest.toml", "tox.ini", "setup.cfg")
 
 
@@ -56,6 +57,7 @@ def lines() -> Iterator[str]:
     yield "packages: " + (", ".join(_versions()) or "none of those that matter")
     yield "devices: " + ", ".join(_devices())
     yield "plugins of pytest: " + (", ".join(_plugins()) or "none")
+    yield f"pytest-torchcheck in pytest: {_loaded()}"
     yield "adapters: " + ", ".join(_adapters())
     names = [n for n in (*VARIABLES, *sorted(os.environ)) if n in VARIABLES or "TORCHCHECK" in n]
     found = [f"{name}={os.environ[name]}" for name in dict.fromkeys(names) if name in os.environ]
@@ -98,6 +100,21 @@ def _plugins() -> list[str]:
         if point.dist is not None
     }
     return sorted(found)
+
+
+def _loaded() -> str:
+    """Say whether pytest loads this plugin without being told to, and why not where it does not."""
+    given = " ".join([os.environ.get("PYTEST_ADDOPTS", ""), *_settings()])
+    if re.search(r"-p\W*no:torchcheck\b", given):
+        return "switched off by -p no:torchcheck"
+    names = (point.value.partition(":")[0] for point in metadata.entry_points(group="pytest11"))
+    if PLUGIN not in names:
+        why = "no installed package names it to pytest; install pytest-torchcheck"
+    elif os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
+        why = "PYTEST_DISABLE_PLUGIN_AUTOLOAD is set; unset it"
+    else:
+        return "loaded by itself"
+    return f"not loaded by itself: {why}, or give pytest -p {PLUGIN}"
 
 
 def _adapters() -> list[str]:

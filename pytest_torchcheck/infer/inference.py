@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from .. import sources
 from ..contracts import Contract
 from ..declared.limits import DeclarationError
+from ..objects import trees
 from ..specs import SpecError, as_spec_tree
 from ..specs.annotations import specs_of_forward
 from ..state import isolated
 from .code import code_of
 from .facts import facts_of
 from .options import Candidate, candidates, required
-from .outcome import Loss, Outcome, loss_of, outcome_of
-from .trial import copier, try_all
+from .outcome import Loss, Outcome, loss_of, loss_of_data, outcome_of
+from .trial import Probe, copier, try_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -167,9 +168,18 @@ def with_batch(model: Any, batch: Any, *, loss: str | None = None) -> Inferred:
         name = "mse_loss" if targets.is_floating_point() else "cross_entropy"
     if made.loss is not None or name is None:  # an adapter has supplied it, or nothing asks for one
         return Inferred(model=model, batch=batch, because="the batch that was given")
-    return Inferred(
-        model=model, batch=batch, loss=loss_of(name), because="the batch that was given"
-    )
+    chosen = loss_of(name)
+    if isinstance(targets, Tensor) and name != "output":
+        chosen = loss_of_data(_trained(model, made), targets, name)
+    return Inferred(model=model, batch=batch, loss=chosen, because="the batch that was given")
+
+
+def _trained(model: Any, declared: Contract) -> Mapping[str, Tensor]:
+    """Return what a model gives in train mode for the data of a contract; nothing where it raises."""
+    assert declared.source is not None
+    make = copier(model) if isinstance(model, nn.Module) else lambda: _built(model)
+    with isolated():
+        return trees.tensors(Probe(make).run(declared.source.base(0).clone(), train=True))
 
 
 def _built(model: Any) -> nn.Module:

@@ -90,6 +90,30 @@ def outcome_of(found: Accepted, *, loss: str | None = None) -> Outcome | None:
     return None
 
 
+def loss_of_data(outputs: Mapping[str, Tensor], targets: Tensor, name: str) -> Loss:
+    """Return a loss of the first output that fits targets; the plain one where none does.
+
+    Args:
+        outputs: Output tensors in train mode, by their path.
+        targets: Real targets.
+        name: A function of ``torch.nn.functional``. For one of classes an output has one axis
+            more than the targets: axis 1, or else the last, which is moved there.
+    """
+    function: Callable[..., Any] = getattr(F, name)
+    for path, leaf in outputs.items():
+        if not (leaf.requires_grad and leaf.is_floating_point() and leaf.ndim):
+            continue
+        shape, wanted = list(leaf.shape), list(targets.shape)
+        if shape == wanted and (name not in CLASSES or targets.is_floating_point()):
+            return _picked(name, function, path)
+        if name in CLASSES and leaf.ndim > 1:
+            if [shape[0], *shape[2:]] == wanted:
+                return _picked(name, function, path)
+            if shape[:-1] == wanted:
+                return _picked(name, function, path, ".movedim(-1, 1)")
+    return loss_of(name)
+
+
 def _is_loss(found: Accepted) -> bool:
     """Say whether a model returns a loss: one number with a gradient, alone or by its name."""
     first = found.runs[0].outputs

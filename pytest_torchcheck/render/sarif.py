@@ -77,7 +77,7 @@ def _rule(finding: Finding) -> dict[str, Any]:
         "id": finding.key,
         "name": finding.code or finding.check,
         "shortDescription": {"text": promised},
-        "fullDescription": {"text": f"{promised}."},
+        "fullDescription": {"text": f"{promised.rstrip('.')}."},
         "help": {"text": f"Explained, with an example, by: {explained}"},
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import linecache
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -141,6 +142,7 @@ def test_the_log_of_code_scanning_names_the_line_of_the_cause_once(written: Path
     assert rule["id"] == result["ruleId"]
     # code scanning on GitHub refuses a rule without these
     assert all(rule[text]["text"] for text in ("shortDescription", "fullDescription", "help"))
+    assert re.search(r"[^.]\.$", rule["fullDescription"]["text"])
     (place,) = result["locations"]
     physical = place["physicalLocation"]
     assert physical["artifactLocation"] == {"uri": "test_nets.py", "uriBaseId": "SRCROOT"}

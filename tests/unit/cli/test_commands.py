@@ -174,6 +174,41 @@ def test_the_doctor_says_what_a_bug_report_needs(
     assert "other = 1" not in text
 
 
+def test_the_doctor_says_whether_pytest_loads_the_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> str:
+        (line,) = [one for one in doctor.lines() if one.startswith("pytest-torchcheck in pytest: ")]
+        return line.partition(": ")[2]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", raising=False)
+    assert told() == "loaded by itself"
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    assert told() == (
+        "not loaded by itself: PYTEST_DISABLE_PLUGIN_AUTOLOAD is set; unset it, "
+        "or give pytest -p pytest_torchcheck.plugin"
+    )
+    monkeypatch.setattr(doctor.metadata, "entry_points", lambda group: ())
+    assert told().startswith("not loaded by itself: no installed package names it to pytest")
+    Path("pytest.ini").write_text("[pytest]\naddopts = -p no:torchcheck\n")
+    assert told() == "switched off by -p no:torchcheck"
+
+
+def test_checks_that_need_an_accelerator_are_counted_apart() -> None:
+    declared = Contract(model=nn.Linear(2, 2), inputs="B 2", name="net")
+    elsewhere = [
+        check
+        for check in catalogue().values()
+        if check.devices and "cpu" not in check.devices and check.missing(declared) is None
+    ]
+    assert elsewhere
+    told = rf"net: \d+ of \d+ checks apply, {len(elsewhere)} of them on an accelerator only$"
+    assert re.match(told, short("net", declared).splitlines()[0])
+    assert re.match(told, described("net", declared).splitlines()[0])
+
+
 def test_it_runs_as_a_module_outside_of_the_project(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest_torchcheck", "explain", "graph-carried"],

@@ -131,6 +131,45 @@ def test_real_data_stand_for_the_specs(project: Path, capsys: pytest.CaptureFixt
     assert "    loss=F.cross_entropy,\n" in text
 
 
+TAGGER = """
+import torch
+from torch import nn
+class Tagger(nn.Module):
+    def __init__(self, tags=6, named=False):
+        super().__init__()
+        self.table, self.out, self.named = nn.Embedding(11, 4), nn.Linear(4, tags), named
+    def forward(self, words):
+        found = self.out(self.table(words))
+        return {"tags": found} if self.named else found
+class Pixels(Tagger):
+    def forward(self, words):
+        return super().forward(words).movedim(-1, 1)
+BATCH = torch.arange(15).view(3, 5) % 11, torch.arange(15).view(3, 5) % 6
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        ("Tagger", "lambda output, targets: F.cross_entropy(output.movedim(-1, 1), targets)"),
+        (
+            "Tagger(named=True)",
+            "lambda output, targets: F.cross_entropy(output['tags'].movedim(-1, 1), targets)",
+        ),
+        ("Pixels", "F.cross_entropy"),
+    ],
+)
+def test_the_loss_fits_real_data(
+    project: Path, capsys: pytest.CaptureFixture[str], model: str, loss: str
+) -> None:
+    write(project, "tagger_of_test", TAGGER)
+    arguments = ["init", f"tagger_of_test:{model}", "--batch", "tagger_of_test:BATCH"]
+    assert main([*arguments, "-o", "found.py", "--runs", "1"]) == 0
+    assert f"    loss={loss},\n" in (project / "found.py").read_text()
+    assert load(project / "found.py").check(["backward"]).ok
+    capsys.readouterr()
+
+
 def test_what_is_broken_already_is_set_aside_by_name(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
