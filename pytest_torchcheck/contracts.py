@@ -176,6 +176,7 @@ class Contract:
         except (TypeError, ValueError) as error:
             raise DeclarationError(str(error)) from None
         validation.require_symbols(self.growth, self.source)
+        self.promises = validation.named_by_forward(self.promises, self.model, self.source)
         validation.require_names(self.promises, self.model, self.source)
         validation.require_calls(
             model=self.model if self.is_factory and self.adapted is None else None,

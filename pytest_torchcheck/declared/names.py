@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -187,6 +187,22 @@ def unknown_inputs(promises: Iterable[Promise], batch: Batch) -> Iterator[Unknow
                 yield UnknownNameError(
                     f"{type(promise).__name__}({field}={which!r})", "input", which, allowed
                 )
+
+
+def by_position(promise: Promise, name: str) -> Promise:
+    """Return a promise with position 0 in place of the name of the only input."""
+    match promise:
+        case declared.Causal() if promise.input == name:
+            return replace(promise, input=0)
+        case declared.PaddingInvariant():
+            mask = 0 if promise.mask == name else promise.mask
+            return replace(promise, ids=0 if promise.ids == name else promise.ids, mask=mask)
+        case declared.PermutationInvariant() | declared.PermutationEquivariant():
+            if promise.inputs is None:
+                return replace(promise, input=0) if promise.input == name else promise
+            places = {0 if which == name else which: dim for which, dim in promise.inputs.items()}
+            return replace(promise, inputs=places)
+    return promise
 
 
 def _inputs(promise: Promise) -> Iterator[tuple[str, int | str]]:

@@ -23,7 +23,7 @@ from . import callables
 from .factories import class_built, class_of
 from .fields import Fields
 from .limits import DeclarationError, Overfit
-from .names import UnknownNameError, unknown_inputs, unknown_names
+from .names import UnknownNameError, by_position, unknown_inputs, unknown_names
 
 if TYPE_CHECKING:
     from ..batches import BatchSource
@@ -327,6 +327,27 @@ def require_calls(
     )
     for problem in filter(None, problems):
         raise DeclarationError(problem)
+
+
+def named_by_forward(
+    promises: tuple[Promise, ...], model: Any, source: BatchSource | None
+) -> tuple[Promise, ...]:
+    """Return promises with the position of a single input that they call as ``forward`` does.
+
+    A factory is built for it only where a promise has a name that the input's spec does not have.
+    """
+    form = None if source is None else source.form
+    if form is None or len(form.args) != 1 or form.kwargs or form.names:
+        return promises
+    if not any(isinstance(wrong.name, str) for wrong in unknown_inputs(promises, form)):
+        return promises
+    if class_of(model) is None:
+        try:
+            model = class_built(model)
+        except Exception:  # a factory may raise anything; the checks tell what
+            return promises
+    names = arguments_of(model)[:1]
+    return tuple(by_position(one, *names) for one in promises) if names else promises
 
 
 def require_names(promises: tuple[Promise, ...], model: Any, source: BatchSource | None) -> None:

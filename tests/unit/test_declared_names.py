@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pytest_torchcheck
-from pytest_torchcheck import Contract, DeclarationError, contract, promises
+from pytest_torchcheck import Contract, DeclarationError, Tokens, contract, promises
 from pytest_torchcheck.declared.names import UnknownNameError
 
 
@@ -139,3 +139,52 @@ def test_fields_have_names_and_promises_can_be_copied() -> None:
         assert pickle.loads(pickle.dumps(promise)) == promise
     error = UnknownNameError('Frozen("a")', "parameter", "a", ["b"])
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+class Bag(nn.Module):
+    """The mean of the words that are not padding, or of all of them."""
+
+    def __init__(self, skips: bool = True) -> None:
+        super().__init__()
+        self.table, self.skips = nn.Embedding(9, 4), skips
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        real = (words != 0) | (not self.skips)
+        found: torch.Tensor = self.table(words) * real[..., None]
+        return found.sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Bag, Bag(), lambda: Bag(), lambda: Bag(skips=False)],
+    ids=["class", "module", "factory", "wrong"],
+)
+def test_a_single_input_goes_by_the_name_that_forward_gives_it(
+    model: Any, request: pytest.FixtureRequest
+) -> None:
+    def of(promise: promises.Promise) -> Contract:
+        return Contract(
+            model=model,
+            inputs=Tokens("B T", vocab=9),
+            sizes={"T": (3, 6)},
+            promises=[promise],
+        )
+
+    report = of(promises.PaddingInvariant(ids="words")).check("padding-invariance")
+    assert report.ok == ("wrong" not in request.node.callspec.id)
+    assert (
+        of(promises.PermutationInvariant(dim=1, input="words")).check("permutation-invariance").ok
+    )
+    assert of(promises.PermutationInvariant(inputs={"words": 1})).check("permutation-invariance").ok
+    for wrong in (promises.PaddingInvariant(ids="word"), promises.Causal(input="ids")):
+        with pytest.raises(DeclarationError, match="there are: x"):
+            of(wrong)
+
+
+def test_two_inputs_without_names_keep_theirs() -> None:
+    with pytest.raises(DeclarationError, match="there are: x0, x1"):
+        Contract(
+            model=lambda: nn.Bilinear(3, 3, 2),
+            inputs=("B 3", "B 3"),
+            promises=[promises.PermutationInvariant(dim=0, input="input1")],
+        )
