@@ -20,8 +20,8 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "gradients-finite",
-            "The loss and the gradients of ordinary batches are finite.",
-            cost="2 FB, shared with gradients-exist",
+            "The loss and the gradients of ordinary batches are finite, and so are outputs in eval mode.",
+            cost="2 FB, shared with gradients-exist; 1 F, shared",
         ),
         check(
             "inputs-unchanged",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Final
 
@@ -18,10 +19,12 @@ from ..runs.facts import forward_facts
 from ..runs.layers import parameter_rows
 from ..runs.looks import HIDDEN, REDRAWS, hidden_by_data, shared_shifts, unreached
 from ..runs.losses.consumption import evidence
+from ..runs.numerics import broken_in_eval
 from ..runs.omitted import read_where_given
 from ..runs.training.otherwise import in_live_memory, trained_in_step, written_by_step
 from ..runs.training.steps import trajectory, untrainable
 from ..state import seed_everything
+from ..subject.errors import SubjectError
 from ..subject.gradients import Gradients, clear_gradients, gradient_stats
 from ..text.wording import names_text
 from ..verdicts import inconclusive, not_applicable, passed, violated
@@ -275,23 +278,27 @@ def _normalised_step(parameters: list[torch.nn.Parameter], relative: float = 1e-
 
 
 def gradients_finite(subject: Subject) -> Iterator[Finding]:
-    """Look for NaN and infinity in outputs, loss and gradients of the base batch."""
-    if not any(p.requires_grad for p in subject.model.parameters()):
-        output = subject.forward(train=False)
-        broken = [
-            path
-            for path, t in trees.floats(output).items()
-            if not bool(torch.isfinite(trees.dense(t)).all())
-        ]
-        if broken:
-            yield from explain.non_finite(subject, outputs=broken, grads=[], loss=None)
-        else:
-            yield passed("the outputs are finite; no parameter requires a gradient")
+    """Look for NaN and infinity in loss and gradients of the base batch, and in its outputs in eval mode.
+
+    What eval mode gives is run without gradients, as in use: kernels that only run there count too.
+    NaN and infinities that the model writes on purpose, as -inf for masked scores, are none of these.
+    """
+    trained = any(p.requires_grad for p in subject.model.parameters())
+    if trained:
+        seen = subject.gradients()
+        broken = [name for name, stat in seen.stats.items() if not stat.finite]
+        if broken or not math.isfinite(seen.loss):
+            yield from explain.non_finite(subject, outputs=[], grads=broken, loss=seen.loss)
+            return
+    outputs: list[str] = []
+    # of a model that trains, what raises in eval mode is told by the checks of eval mode
+    with contextlib.suppress(SubjectError) if trained else contextlib.nullcontext():
+        outputs = broken_in_eval(subject)
+    if outputs:
+        yield from explain.non_finite(subject, outputs=outputs, grads=[], loss=None)
         return
-    seen = subject.gradients()
-    broken = [name for name, stat in seen.stats.items() if not stat.finite]
-    if broken or not math.isfinite(seen.loss):
-        yield from explain.non_finite(subject, outputs=[], grads=broken, loss=seen.loss)
+    if not trained:
+        yield passed("the outputs are finite; no parameter requires a gradient")
         return
     yield passed(
         f"loss {seen.loss:.4g} and {len(seen.stats)} gradients are finite, norm {seen.norm:.3g}"

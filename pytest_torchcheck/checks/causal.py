@@ -10,6 +10,7 @@ import torch
 
 from .. import promises
 from ..codes import behaviour as explain
+from ..codes.undecided import BLOCKED
 from ..declared.names import UnknownNameError
 from ..objects import trees
 from ..runs.facts import forward_facts
@@ -107,6 +108,8 @@ def _changed_futures(subject: Subject, promise: promises.Causal) -> _Futures | F
         return inconclusive(
             "the chosen output is not a tensor with that time dimension", code="no-output"
         )
+    if bool(trees.dense(base).isnan().any()):
+        return inconclusive("the output is NaN, so it cannot be seen what changes it", code=BLOCKED)
     steps, length = base.shape[promise.output_dim], tensor.shape[promise.dim]
     if steps != length:
         return inconclusive(

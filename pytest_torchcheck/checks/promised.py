@@ -8,6 +8,7 @@ import torch
 
 from .. import promises
 from ..codes import behaviour as explain
+from ..codes.undecided import BLOCKED
 from ..objects import trees
 from ..runs.variants.woken import promise_woken
 from ..specs.sequences import Lengths
@@ -87,12 +88,10 @@ def _padding(
         return inconclusive(
             f"the batch has no tensor input {promise.ids!r} or {promise.mask!r}", code="no-input"
         )
-    path, ids = found
-    dim = promise.dim
+    (path, ids), dim = found, promise.dim
     if ids.dim() <= dim:
         return inconclusive(f"{path} {list(ids.shape)} has no dimension {dim}", code="no-input")
-    length = ids.shape[dim]
-    longer = _lengthened(batch, dim, length, subject, path, mask, promise, extra)
+    longer = _lengthened(batch, dim, ids.shape[dim], subject, path, mask, promise, extra)
     extended = with_inputs(batch, longer)
     refilled = with_inputs(extended, {path: _refill(longer[path], ids, dim, extra, promise.side)})
     told = (mask is not None and mask[0] in longer) or bool(_lengths_of(subject, path, dim))
@@ -106,6 +105,7 @@ def _padding(
         )
     first = trees.floats(outputs[0])
     compared = 0
+    unseen: list[str] = []
     for run, output in enumerate(outputs[1:]):
         second = trees.floats(output)
         for name, tensor in first.items():
@@ -116,26 +116,28 @@ def _padding(
             real = _real_of(tensor, ids, mask, promise)
             keep, then = (tensor, cut) if real is None else (tensor[real], cut[real])
             compared += keep.numel() if run == 0 else 0
+            unseen += [name] if bool((keep.isnan() & then.isnan()).any()) else []
             gap = trees.apart(then, keep)
             if beyond_rounding(subject, batch, gap, bound):
                 if draws_in_eval(subject):
                     return _random("a longer batch draws")
                 whole = _whole(subject, promise, batch, path, mask) if given is None else None
-                plain = _padding(subject, promise, whole) if whole is not None else None
-                if plain is not None and plain.status == "violated":
+                if whole and (plain := _padding(subject, promise, whole)).status == "violated":
                     return plain
                 return explain.padding(
                     subject, promise, path, name, gap, extra, batch, extended, refilled if told else None,
                     real=_real(ids, mask[1] if mask else None, promise), contents=run == 1,
                 )  # fmt: skip
+    if unseen:
+        return inconclusive(f"{unseen[0]} is NaN in both batches: {_BLIND}", code=BLOCKED)
     if compared == 0:
         return inconclusive("no output could be compared between the shorter and the longer batch")
-    what = (
-        f"{extra} more padded positions, and their values,"
-        if varied
-        else f"{extra} more positions of {promise.pad}"
-    )
+    more = f"{extra} more padded positions, and their values,"
+    what = more if varied else f"{extra} more positions of {promise.pad}"
     return passed(f"{what} change {compared} output values by less than {bound:g} relatively")
+
+
+_BLIND = "it cannot be seen what changes it"
 
 
 def _random(why: str) -> Finding:

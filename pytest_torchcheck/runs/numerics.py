@@ -10,15 +10,17 @@ import torch
 
 from ..explanation import listed
 from ..objects import trees
+from ..probes.numbers.domains import holds_nonfinite, readable_values
 from ..probes.numbers.finiteness import find_nonfinite
 from ..specs.domains import Uniform
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..subject.gradients import clear_gradients
 from ..text.printable import message_of
+from .facts import forward_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ..batches import Batch
     from ..probes.numbers.domains import NonFinite
@@ -217,6 +219,53 @@ def watched(subject: Subject, batch: Batch, *, train: bool = True) -> NonFinite 
                 return find_nonfinite(run, subject.model)
         except SubjectError:
             return None
+
+
+def broken_in_eval(subject: Subject) -> list[str]:
+    """Name the outputs of the base batch, in eval mode without gradients, that are NaN or +inf by mistake.
+
+    Nothing is told of a batch whose inputs are not finite, nor of NaN and infinities that the model
+    writes as constants: those mark masked or missing entries. An infinity counts only where an
+    operation is known that computes it; -inf is the logarithm of a probability of 0.
+
+    Raises:
+        SubjectError: The model raises in eval mode.
+    """
+    batch = subject.batch()
+    given = (leaf for _, leaf in batch.input_leaves() if isinstance(leaf, torch.Tensor))
+    found = {
+        path: t
+        for path, t in forward_facts(subject).outputs.items()
+        if readable_values(t)
+        and bool((~t.isfinite() if t.is_complex() else t.isnan() | t.isposinf()).any())
+    }
+    if not found or any(holds_nonfinite(t) for t in given if readable_values(t)):
+        return []
+    broken = []
+    for path, tensor in found.items():
+        with subject.pristine():
+            at = find_nonfinite(eval_forward(subject, [path]), subject.model)
+        if at is None or at.origin != "computed":
+            wrong = at is None or at.origin != "constant"
+            wrong &= bool(tensor.isnan().any())
+        else:
+            wrong = at.kind == "nan" or at.upward
+        broken += [path] if wrong else []
+    return broken
+
+
+def eval_forward(subject: Subject, paths: Collection[str]) -> Callable[[], list[torch.Tensor]]:
+    """Return a function that runs the base batch in eval mode without gradients and returns some outputs."""
+
+    def run() -> list[torch.Tensor]:
+        batch = subject.batch().clone()
+        subject.model.train(False)
+        seed_everything(subject.seed)
+        with torch.no_grad():
+            made = trees.floats(subject.call(subject.model, batch))
+        return [t for path, t in made.items() if path in paths]
+
+    return run
 
 
 def in_double(subject: Subject, run: Callable[[Any, Batch], Any]) -> Any:

@@ -12,7 +12,7 @@ from ...objects import trees
 from ...probes.loss.merging import Merging
 from ...probes.loss.own import labels_of
 from ...runs.losses.consumption import Consumed, evidence
-from ...specs import Labels
+from ...specs import Labels, Mask
 from ...state import seed_everything
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from ..promised import find_input
@@ -316,7 +316,8 @@ def padding_loss(subject: Subject) -> Iterator[Finding]:
     if padded is None or not bool(padded.any()) or bool(padded.all()):
         yield inconclusive("the batch holds no padded positions beside real ones")
         return
-    gradients = output_gradients(subject, batch)
+    marked, unmarked = _marked_padding(subject, batch, padded)
+    gradients = output_gradients(subject, marked)
     if gradients is None:
         yield inconclusive(
             "the gradient of the loss with respect to the outputs could not be computed"
@@ -327,6 +328,13 @@ def padding_loss(subject: Subject) -> Iterator[Finding]:
         if values is None or not bool((values[~padded] > 0).any()):
             continue
         if bool((values[padded] > 0).any()):
+            if unmarked:
+                yield inconclusive(
+                    f"{unmarked} is drawn without regard to the padding; declare it as "
+                    "Labels(..., ignore_index=...), or give a batch",
+                    code="no-domain",
+                )
+                return
             yield explain.padding(
                 subject, path, float((values[padded] > 0).float().mean()), int(padded.sum())
             )
@@ -334,6 +342,32 @@ def padding_loss(subject: Subject) -> Iterator[Finding]:
         yield passed(f"{int(padded.sum())} padded positions give {path} no gradient")
         return
     yield not_applicable("no output has a value for each position")
+
+
+def _marked_padding(
+    subject: Subject, batch: Batch, padded: torch.Tensor
+) -> tuple[Batch, str | None]:
+    """Return the batch with drawn targets marked as ignored at padding, and the first that cannot be.
+
+    Targets of the user's own batch stay as they are. What is drawn for a position knows nothing of
+    the padding of another tensor: the declared ``ignore_index``, or ``pad`` of tokens, marks it.
+    """
+    changed, unmarked = {}, []
+    for path, target in batch.tensors().items() if batch.origin == "drawn" else ():
+        spec = subject.source.specs.get(path)
+        if target.shape != padded.shape or not (
+            isinstance(spec, Labels) or path.partition(".")[0].startswith("targets")
+        ):
+            continue
+        mark = getattr(spec, "ignore_index", None)
+        mark = getattr(spec, "pad", None) if mark is None else mark
+        if mark is not None:
+            changed[path] = target.masked_fill(padded.to(target.device), mark)
+        elif not isinstance(spec, Mask):
+            unmarked.append(path)
+    if changed:
+        return batch.map(lambda path, leaf: changed.get(path, leaf)), None
+    return batch, next(iter(unmarked), None)
 
 
 def _padded_positions(batch: Batch, promise: Any) -> torch.Tensor | None:

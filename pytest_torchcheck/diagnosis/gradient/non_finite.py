@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from ... import sources
 from ...culprits import parameter
 from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
+from ...objects import trees
+from ...probes.numbers.domains import readable_values
 from ...probes.numbers.finiteness import find_nonfinite
 from ...runs.again import forward_and_loss
 from ...runs.layers import layer_rows
-from ...state import seed_everything
+from ...runs.numerics import eval_forward
 from ...text.wording import names_text
 from ...verdicts import violated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from torch import nn
+
+    from ...findings import Location
     from ...probes.numbers.domains import NonFinite
     from ...subject import Subject
 
@@ -26,7 +39,11 @@ def non_finite(
     subject: Subject, *, outputs: list[str], grads: list[str], loss: float | None
 ) -> Iterator[Finding]:
     """Explain NaN and infinity in outputs, loss or gradients by the first operation that makes them."""
-    run = forward_and_loss(subject, backward=True) if loss is not None else _forward_only(subject)
+    run: Callable[[], Any] = (
+        forward_and_loss(subject, backward=True)
+        if loss is not None
+        else eval_forward(subject, outputs)
+    )
     with subject.pristine():
         at = find_nonfinite(run, subject.model)
     with subject.pristine():
@@ -35,6 +52,9 @@ def non_finite(
     what = "the loss" if loss is not None and not math.isfinite(loss) else ""
     if not what:
         what = f"the gradient of {names_text(grads)}" if grads else f"{names_text(outputs)}"
+    if loss is None and at is None and (unseen := _within(subject, run)) is not None:
+        yield unseen(outputs)
+        return
     culprits = [parameter(subject, name, "non-finite gradient") for name in grads[:8]]
     if at is not None and at.module:
         culprits.insert(0, Culprit("module", at.module, str(at.op or ""), at.location))
@@ -42,12 +62,12 @@ def non_finite(
     observed = (
         f"loss {loss:.4g}; {counted(len(grads), 'gradient')} not finite"
         if loss is not None
-        else "NaN or inf in the output"
+        else f"{names_text(outputs)}: NaN or inf, in eval mode under torch.no_grad()"
     )
     cause, fix = remedy(at, forward=forward)
     yield violated(
         "non-finite-forward" if forward else "non-finite-gradient",
-        f"{what} is NaN or inf on an ordinary batch",
+        f"{what} is NaN or inf {'in eval mode ' if loss is None else ''}on an ordinary batch",
         culprits=culprits,
         location=None if at is None else at.location,
         observed=observed,
@@ -56,6 +76,96 @@ def non_finite(
         fix=fix,
         evidence={"parameters": list(grads), "outputs": list(outputs), "layers": layers},
     )
+
+
+def _within(subject: Subject, run: Callable[[], Any]) -> Callable[[list[str]], Finding] | None:
+    """Explain NaN of a kernel that runs only unwatched by the first module that makes it; None where none does.
+
+    The fused path of transformer layers is such a kernel: it is taken in eval mode without
+    gradients, and not while the calls of torch are watched.
+    """
+    names = {id(module): name for name, module in subject.model.named_modules()}
+    first: list[tuple[nn.Module, Location | None, tuple[int, int]]] = []
+    calls: list[dict[str, Any]] = []
+
+    def entered(_module: nn.Module, _args: Any) -> None:
+        # global hooks are not given the keyword arguments; the frame that calls them has them
+        given = sys._getframe(1).f_locals.get("kwargs")
+        calls.append(given if isinstance(given, dict) else {})
+
+    def left(module: nn.Module, args: Any, result: Any) -> None:
+        given = calls.pop() if calls else {}
+        taken = trees.floats((args, given)).values()
+        if not first and _has_nan(trees.floats(result).values()) and not _has_nan(taken):
+            first.append((module, sources.of_frame(sys._getframe(1)), _masked_rows(given)))
+
+    handles = [register_module_forward_pre_hook(entered), register_module_forward_hook(left)]
+    try:
+        with subject.pristine():
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not first:
+        return None
+    module, place, (masked, rows) = first[0]
+    fused = _fused(subject, run)
+    kind, name = type(module).__name__, names.get(id(module), "")
+    because = f"what {name or kind} is given holds no NaN, and what it returns does"
+    if fused:
+        because += ", unless torch.backends.mha.set_fastpath_enabled(False) is called before"
+    if masked:
+        because = f"in {masked} of {rows} rows of its attention every key is masked; {because}"
+
+    def explained(outputs: list[str]) -> Finding:
+        return violated(
+            "non-finite-forward",
+            f"{names_text(outputs)} is NaN in eval mode on an ordinary batch",
+            culprits=[Culprit("module", name or kind, "returns NaN", place)],
+            location=place,
+            observed=f"{names_text(outputs)}: NaN, in eval mode under torch.no_grad()",
+            cause=f"{kind} {'takes its fused path there, which ' if fused else ''}gives NaN"
+            + (" for a row whose keys are all masked" if masked else ""),
+            because=because,
+            fix="leave one key of every row unmasked (True in src_key_padding_mask or attn_mask "
+            "means that a key is left out)"
+            if masked
+            else f"compare what {kind} is given with what it expects, above all its masks",
+            evidence={"parameters": [], "outputs": list(outputs), "layers": []},
+        )
+
+    return explained
+
+
+def _has_nan(tensors: Iterable[torch.Tensor]) -> bool:
+    return any(bool(trees.dense(t).isnan().any()) for t in tensors if readable_values(t))
+
+
+def _masked_rows(given: dict[str, Any]) -> tuple[int, int]:
+    """Return how many rows of an attention have every key masked, by the masks that a call is given, and of how many."""
+    masks = {
+        name: mask.isneginf() if mask.is_floating_point() else mask
+        for name, mask in given.items()
+        if "mask" in name and isinstance(mask, torch.Tensor) and mask.dim() == 2
+    }
+    keys = next((m[:, None, :] for name, m in masks.items() if "key_padding" in name), None)
+    pairs = next((m for name, m in masks.items() if "key_padding" not in name), None)
+    both = [m for m in (keys, pairs) if m is not None and m.dtype == torch.bool]
+    if not both or len({m.shape[-1] for m in both}) > 1:
+        return 0, 0
+    whole = (both[0] if len(both) == 1 else both[0] | both[1]).all(-1)
+    return int(whole.sum()), whole.numel()
+
+
+def _fused(subject: Subject, run: Callable[[], Any]) -> bool:
+    """Say whether the run gives no NaN where attention may not take its fused path."""
+    on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with subject.pristine():
+            return not _has_nan(run())
+    finally:
+        torch.backends.mha.set_fastpath_enabled(on)
 
 
 _REMEDIES: dict[str, tuple[str, str, str]] = {
@@ -174,12 +284,3 @@ def evidence_of(at: NonFinite | None) -> str:
     return (
         f"{at.fact}; {source.fact}{on_line(source.location) if source.origin == 'constant' else ''}"
     )
-
-
-def _forward_only(subject: Subject) -> Callable[[], Any]:
-    def run() -> Any:
-        batch = subject.batch().clone()
-        seed_everything(subject.seed)
-        return subject.call(subject.model, batch)
-
-    return run

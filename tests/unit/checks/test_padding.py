@@ -190,3 +190,40 @@ def test_the_operation_without_a_mask_is_named_not_the_masked_attention(
     assert finding.code == "padding-leak"
     assert f"an operation reads padded positions ({op} in {between} (" in finding.cause
     assert fix in finding.fix
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(40, 8, padding_idx=0), nn.Linear(8, 6)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(ids).tanh())
+
+
+def _drawn(labels: Labels, ignored: int) -> Any:
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.transpose(1, 2), targets, ignore_index=ignored)
+
+    contract = Contract(
+        model=Words, inputs=Tokens("B T", vocab=40, pad=0), targets=labels, loss=loss,
+        promises=(promises.PaddingInvariant(ids=0, pad=0),),
+    )  # fmt: skip
+    (finding,) = contract.check(["padding-loss"]).findings
+    return finding
+
+
+@pytest.mark.parametrize("mark", [0, -100, 5])
+def test_drawn_labels_are_ignored_at_padding(mark: int) -> None:
+    """Only the plugin knows where it pads: its labels there are what the contract says is ignored."""
+    labels = Labels("B T", classes=6, ignore_index=mark)
+    assert _drawn(labels, mark).status == "passed"
+    other = _drawn(labels, 3)
+    if mark != -100:  # a loss that takes -100 for a class does not run
+        assert (other.status, other.code) == ("violated", "padding-counted")
+
+
+def test_drawn_labels_that_nothing_marks_decide_nothing() -> None:
+    finding = _drawn(Labels("B T", classes=6), -100)
+    assert finding.status == "inconclusive"
+    assert "ignore_index" in finding.summary
