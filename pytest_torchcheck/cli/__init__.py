@@ -74,7 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     init.add_argument("--force", action="store_true", help="overwrite a file that exists")
     init.add_argument("--inputs", metavar="SPECS", help="such as 'B 3 64 64' (inferred)")
-    init.add_argument("--loss", metavar="NAME", help="such as cross_entropy (chosen by the output)")
+    init.add_argument(
+        "--loss",
+        metavar="NAME",
+        help="such as cross_entropy, or package.module:function (chosen by the output)",
+    )
     init.add_argument(
         "--batch", metavar="PACKAGE.MODULE:NAME",
         help="real data, (inputs, targets), or a function (seed) of it, instead of specs",

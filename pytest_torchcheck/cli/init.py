@@ -13,8 +13,8 @@ from ..declared.limits import DeclarationError
 from ..infer import observe
 from ..infer.code import TOP, code_of, parse_specs, specs_used
 from ..infer.inference import Inferred, Uninferable, infer, with_batch
+from ..infer.outcome import named_loss
 from ..infer.target import (
-    LOSSES,
     TargetError,
     arguments_of,
     attribute,
@@ -43,8 +43,6 @@ def run(given: argparse.Namespace) -> int:
         raise CommandError(f"{path} exists; give another file with -o, or --force to overwrite it")
     if given.runs < 1:
         raise CommandError(f"--runs must be at least 1; got {given.runs}")
-    if given.loss is not None and given.loss not in LOSSES:
-        raise CommandError(f"--loss {given.loss!r}: choose from {', '.join(LOSSES)}")
     try:
         text = _written(given)
     except (TargetError, SpecError, Uninferable, DeclarationError) as error:
@@ -73,13 +71,14 @@ def _written(given: argparse.Namespace) -> str:
     target = parse_target(given.model)
     specs = None if given.inputs is None else parse_specs(given.inputs)
     model = load(target, folder=str(Path.cwd()))
+    loss = named_loss(given.loss, str(Path.cwd()))
     data: Target | None = None if given.batch is None else parse_target(given.batch)
     _tell(f"working out what {target.name} takes")
     if data is not None:
-        inferred = with_batch(model, attribute(data, str(Path.cwd())), loss=given.loss)
+        inferred = with_batch(model, attribute(data, str(Path.cwd())), loss=loss)
     else:
         arguments = arguments_of(target, model)
-        inferred = infer(model, arguments=arguments, inputs=specs, loss=given.loss)
+        inferred = infer(model, arguments=arguments, inputs=specs, loss=loss)
     contract = inferred.contract(name=target.name)
     observed = _observed(contract, inferred, given.runs)
     whole = observe.again(contract, **_fields(observed))
@@ -147,7 +146,10 @@ class _File:
             if named is not None:
                 found.setdefault(named.module, set()).add(named.path[0])
         lines = ["from __future__ import annotations\n"]
-        if self.inferred.loss is not None and "F." in self.inferred.loss.code:
+        loss = self.inferred.loss
+        if loss is not None and loss.module:
+            found.setdefault(loss.module, set()).add(loss.code.partition(".")[0])
+        elif loss is not None and "F." in loss.code:
             lines.append("import torch.nn.functional as F")
         lines += [f"from {name} import {', '.join(sorted(found[name]))}" for name in sorted(found)]
         return "\n".join(lines) + "\n"
@@ -189,7 +191,9 @@ class _File:
 
     def _name(self) -> str:
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.target.short).lower().strip("_")
-        taken = {self.target.path[0], *(() if self.data is None else self.data.path[:1])}
+        loss = self.inferred.loss
+        own = () if loss is None or not loss.module else loss.code.split(".")[:1]
+        taken = {self.target.path[0], *own, *(() if self.data is None else self.data.path[:1])}
         return f"{words}_contract" if words in taken else words
 
     def _call(self) -> str:

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from .. import sources
 from ..contracts import Contract
+from ..declared.callables import takes_output_alone
 from ..declared.limits import DeclarationError
 from ..objects import trees
 from ..specs import SpecError, as_spec_tree
 from ..specs.annotations import specs_of_forward
 from ..state import isolated
+from ..text.printable import message_of
 from .code import code_of
 from .facts import facts_of
 from .options import Candidate, candidates, required
@@ -117,7 +119,7 @@ def infer(
     *,
     arguments: Mapping[str, Any] | None = None,
     inputs: Any = None,
-    loss: str | None = None,
+    loss: str | Loss | None = None,
 ) -> Inferred:
     """Work out what to declare for a model.
 
@@ -125,7 +127,8 @@ def infer(
         model: A module (it is copied, never run itself), or a factory.
         arguments: What the model was built with, by name, where that is known.
         inputs: Specs of the inputs, where they are given: then targets and loss alone are inferred.
-        loss: Name of a loss, one of :data:`.target.LOSSES`; chosen from the output by default.
+        loss: Name of a loss, one of :data:`.target.LOSSES`, or one of the user's own; chosen from
+            the output by default.
 
     Returns:
         The declaration. Its inputs ran, in eval and in train mode, at several sizes.
@@ -149,18 +152,20 @@ def infer(
     return _declared(model, accepted, loss, given=inputs is not None)
 
 
-def with_batch(model: Any, batch: Any, *, loss: str | None = None) -> Inferred:
+def with_batch(model: Any, batch: Any, *, loss: str | Loss | None = None) -> Inferred:
     """Return the declaration of a model with real data.
 
     Args:
         model: A module or its factory.
         batch: The data.
-        loss: Name of a loss; without one, cross entropy for targets of whole numbers, squared
+        loss: A loss or the name of one; without one, cross entropy for targets of whole numbers, squared
             error for floating ones, and none where there are no targets.
 
     Raises:
         DeclarationError: The data are of no form that a contract takes.
     """
+    if isinstance(loss, Loss):
+        return Inferred(model=model, batch=batch, loss=loss, because="the batch that was given")
     made = Contract(model=model, batch=batch)
     targets = None if made.source is None else made.source.base(0).targets
     name = loss
@@ -257,8 +262,47 @@ def _example(model: nn.Module) -> list[Candidate]:
     return [Candidate(inputs=inputs, sizes={}, batch_dim=0, why="its example_input_array")]
 
 
-def _declared(model: Any, found: Accepted, loss: str | None, *, given: bool) -> Inferred:
-    outcome: Outcome | None = outcome_of(found, loss=loss)
+def _of_own(model: Any, found: Accepted, loss: Loss) -> Outcome:
+    """Return the first targets that a loss of the user's own takes with the model's output.
+
+    Raises:
+        Uninferable: It takes none of those that were tried.
+    """
+    known: dict[str, Any] = {
+        "model": model, "inputs": found.candidate.inputs, "sizes": dict(found.sizes) or None,
+        "batch_dim": found.source.batch_dim,
+    }  # fmt: skip
+    make = copier(model) if isinstance(model, nn.Module) else model
+    with isolated():
+        output, error = Probe(make).run(found.source.base(0).clone(), train=True), ""
+        if takes_output_alone(loss.function):
+            return Outcome(loss=loss)
+        for name in (None, "cross_entropy", "mse_loss"):
+            outcome = outcome_of(found, loss=name)
+            if outcome is None or outcome.targets is None:
+                continue
+            source = Contract(**known, targets=outcome.targets).source
+            assert source is not None
+            try:
+                value = loss.function(output, source.base(0).targets)
+            except Exception as raised:  # it may raise anything for targets of another kind
+                error = error or f"; it raised {type(raised).__name__}: {message_of(raised)}"
+                continue
+            if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
+                return Outcome(loss=loss, targets=outcome.targets, output=outcome.output)
+    raise Uninferable(
+        f"loss {loss.module}:{loss.code}: none of the targets that were tried gives a number with "
+        f"a gradient{error}. Write a contract with targets of yours, or give "
+        "python -m pytest_torchcheck init real data with --batch"
+    )
+
+
+def _declared(model: Any, found: Accepted, loss: str | Loss | None, *, given: bool) -> Inferred:
+    outcome: Outcome | None
+    if isinstance(loss, Loss):
+        outcome = _of_own(model, found, loss)
+    else:
+        outcome = outcome_of(found, loss=loss)
     if outcome is None and loss is not None:
         shapes = {path: list(leaf.shape) for path, leaf in found.runs[0].outputs.items()}
         raise Uninferable(

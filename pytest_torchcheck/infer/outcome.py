@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from ..objects import trees
 from ..specs import Floats, Labels, Probabilities, SpecError, UnitVectors
+from .target import TargetError, attribute, parse_target, see_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +31,12 @@ class Loss:
     Attributes:
         code: Such as ``F.cross_entropy`` or ``lambda output, targets: ...``.
         function: What is called; ``"output"`` where the model returns its own.
+        module: Where a loss of the user's own is imported from.
     """
 
     code: str
     function: Any
+    module: str = ""
 
 
 def loss_of(name: str, /) -> Loss:
@@ -41,6 +44,31 @@ def loss_of(name: str, /) -> Loss:
     if name == "output":
         return Loss(code='"output"', function="output")
     return Loss(code=f"F.{name}", function=getattr(F, name))
+
+
+def named_loss(text: str | None, folder: str) -> str | Loss | None:
+    """Return a loss of the user's own, imported by its name; another one is its name.
+
+    Args:
+        text: One of :data:`.target.LOSSES`, or ``package.module:function``.
+        folder: Where to look for modules as well.
+
+    Raises:
+        TargetError: It is of another form, cannot be imported, or cannot be called.
+    """
+    if text is None:
+        return None
+    see_loss(text)
+    if ":" not in text:
+        return text
+    target = parse_target(text)
+    function = attribute(target, folder)
+    if not callable(function):
+        raise TargetError(
+            f"{text!r} is of type {type(function).__name__}; a loss is called as "
+            "loss(output, targets)"
+        )
+    return Loss(code=".".join(target.path), function=function, module=target.module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,21 @@ def parse_target(text: str) -> Target:
     return Target(text=text, module=module, path=_path(node, text))
 
 
+def see_loss(text: str) -> None:
+    """Refuse what names no loss: one of :data:`LOSSES`, or ``package.module:function``.
+
+    Raises:
+        TargetError: It is neither; nothing is imported to see that.
+    """
+    if text in LOSSES:
+        return
+    if ":" not in text or parse_target(text).called:
+        raise TargetError(
+            f"{text!r} names no loss; choose from {', '.join(LOSSES)}, or write "
+            "package.module:function for your own, which is called as loss(output, targets)"
+        )
+
+
 def _literal(node: ast.expr, text: str) -> Any:
     try:
         return ast.literal_eval(node)

@@ -143,8 +143,8 @@ SETTINGS: Final = (
         "models or once for each (inferred)",
     ),
     Setting(name="loss", flag="--torchcheck-loss", parse=parse_loss, metavar="NAME",
-        help="the loss of --torchcheck-model: a function of torch.nn.functional such as cross_entropy, or output "
-        "where the model returns its own (chosen from the output)",
+        help="the loss of --torchcheck-model: a function of torch.nn.functional such as cross_entropy, "
+        "package.module:function for your own, or output where the model returns its own (chosen from the output)",
     ),
     Setting(name="against", flag="--torchcheck-against", parse=parse_reference, metavar="REF",
         help="compare each contract's model with what it was at this git reference: state dict, outputs, costs",

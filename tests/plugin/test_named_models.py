@@ -90,6 +90,19 @@ def test_several_models_with_inputs_each_and_a_loss(pytester: pytest.Pytester) -
 
 
 @pytest.mark.usefixtures("nets")
+def test_a_loss_of_the_users_own(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        penalty_of_test="def far(output, targets): return (output - targets).abs().mean()"
+    )
+    result = run(
+        pytester, "--torchcheck-model", "torch.nn:Linear(4, 1)", "-k", "backward",
+        "--torchcheck-loss=penalty_of_test:far",
+    )  # fmt: skip
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["    loss=far,"])
+
+
+@pytest.mark.usefixtures("nets")
 def test_paths_are_collected_beside_the_models_their_contracts_are_not(
     pytester: pytest.Pytester,
 ) -> None:

@@ -69,14 +69,18 @@ class NamedModel(pytest.Collector):
         from ...declared.limits import DeclarationError  # spares importing torch
         from ...infer.code import parse_specs  # spares importing torch
         from ...infer.inference import Uninferable, infer  # spares importing torch
+        from ...infer.outcome import named_loss  # spares importing torch
         from ...specs import SpecError  # spares importing torch
 
         target = parse_target(self.text)
+        folder = str(self.config.invocation_params.dir)
         try:
             specs = None if self.inputs is None else parse_specs(self.inputs)
-            model = load(target, folder=str(self.config.invocation_params.dir))
+            model = load(target, folder=folder)
             arguments = arguments_of(target, model)
-            inferred = infer(model, arguments=arguments, inputs=specs, loss=self.loss)
+            inferred = infer(
+                model, arguments=arguments, inputs=specs, loss=named_loss(self.loss, folder)
+            )
             return inferred.contract(name=target.name), inferred
         except (TargetError, SpecError, Uninferable, DeclarationError) as error:
             raise self.CollectError(f"{self.text}: {error}") from None

@@ -170,6 +170,36 @@ def test_the_loss_fits_real_data(
     capsys.readouterr()
 
 
+OWN = """
+import torch.nn.functional as F
+def smooth(found, tags):
+    return F.cross_entropy(found.flatten(0, 1), tags.flatten(), label_smoothing=0.1)
+def refuses(found, tags):
+    raise RuntimeError("no such pair")
+"""
+
+
+def test_a_loss_may_be_the_users_own(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(project, "tagger_of_test", TAGGER)
+    write(project, "own_loss_of_test", OWN)
+    arguments = ["init", "tagger_of_test:Tagger(tags=11)", "-o", "found.py", "--runs", "1"]
+    for data in ((), ("--batch", "tagger_of_test:BATCH")):
+        given = [*arguments, "--force", "--loss", "own_loss_of_test:smooth", *data]
+        assert main(given) == 0
+        text = (project / "found.py").read_text()
+        assert "from own_loss_of_test import smooth\n" in text
+        assert "    loss=smooth,\n" in text
+        assert load(project / "found.py").check(["backward"]).ok
+    for name, told in (
+        ("refuses", "none of the targets that were tried gives a number"),
+        ("F.nothing", "has no 'nothing'"),
+        ("__name__", "is of type str; a loss is called as"),
+        ("smooth(1, 2)", "names no loss; choose from cross_entropy,"),
+    ):
+        assert main([*arguments, "--force", "--loss", f"own_loss_of_test:{name}"]) == 1
+        assert told in capsys.readouterr().err
+
+
 def test_what_is_broken_already_is_set_aside_by_name(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
