@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ...runner import Case
     from ..options import Options
 
+_named_loss = Late("infer.outcome:named_loss")
 _with_batch = Late("storage.artifacts:with_batch")
 
 _ALONE: Final = "torchcheck_alone"
@@ -69,7 +70,6 @@ class NamedModel(pytest.Collector):
         from ...declared.limits import DeclarationError  # spares importing torch
         from ...infer.code import parse_specs  # spares importing torch
         from ...infer.inference import Uninferable, infer  # spares importing torch
-        from ...infer.outcome import named_loss  # spares importing torch
         from ...specs import SpecError  # spares importing torch
 
         target = parse_target(self.text)
@@ -79,7 +79,7 @@ class NamedModel(pytest.Collector):
             model = load(target, folder=folder)
             arguments = arguments_of(target, model)
             inferred = infer(
-                model, arguments=arguments, inputs=specs, loss=named_loss(self.loss, folder)
+                model, arguments=arguments, inputs=specs, loss=_named_loss(self.loss, folder)
             )
             return inferred.contract(name=target.name), inferred
         except (TargetError, SpecError, Uninferable, DeclarationError) as error:
