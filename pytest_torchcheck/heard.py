@@ -8,9 +8,10 @@ them only what the user's code or torch says inside of them.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from . import sources
@@ -19,20 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
+_NUMBERS = re.compile(r"\d+")
+
+
 @dataclass(frozen=True, slots=True)
 class Heard:
     """One warning.
 
     Attributes:
         category: Its class.
-        text: Its message.
+        text: Its message; one that differs in its numbers only is the same warning.
         file, line: The user's line that it comes from, else the one that the warning names.
     """
 
     category: type[Warning]
-    text: str
+    text: str = field(compare=False)
     file: str
     line: int
+    words: str
 
     def say(self) -> None:
         """Warn again, where the filters of whoever called this package decide.
@@ -97,7 +102,8 @@ class Ear:
         if self._inside:
             if not sources.rank(filename):
                 filename, lineno = _users_line() or (filename, lineno)
-            self.heard.setdefault(Heard(category, str(message), filename, lineno))
+            words = _NUMBERS.sub("0", str(message))
+            self.heard.setdefault(Heard(category, str(message), filename, lineno, words))
 
 
 def _users_line() -> tuple[str, int] | None:

@@ -39,13 +39,13 @@ class Graphs:
             return forward()
         if mode in self.needed:
             return _with_graph(forward)
-        before = torch.get_rng_state()
+        before = torch.default_generator.clone_state()  # no tensor: memory may be measured here
         try:
             made = forward()
         except RuntimeError as error:
             if not _NEEDS_GRAPH.search(str(error)):
                 raise
-            torch.set_rng_state(before)
+            torch.set_rng_state(before.get_state())
             try:
                 made = _with_graph(forward)
             except Exception:  # it fails for another reason, which the first error tells as well

@@ -192,31 +192,9 @@ def padding(
         )
     row = None if contents else _filled_row(subject, promise, [batch, extended], output, gap)
     if row is not None:
-        place = Place(
-            op=place.op if place else "",
-            location=initialisation_line(subject, row),
-            module=row.rpartition(".")[0],
-            module_class="Embedding",
-            fact=f"row {promise.pad} of {row} is not zero, and with zeros in it the same padding changes "
-            "no real position",
-            cause="an initialisation overwrites the row of padding_idx, so that padding counts as a token",
-            fix=f"set this row to zero after the initialisation: weight[{promise.pad}].zero_() under "
-            "torch.no_grad()",
-            settings=(Culprit("parameter", row, f"row {promise.pad} is not zero"),),
-        )
+        place = _of_row(subject, promise, row, place)
     elif (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
-        place = Place(
-            op=place.op if place else laid.op,
-            location=laid.location,
-            module=place.module if place else "",
-            module_class=place.module_class if place else "",
-            fact=f"the mask is {list(laid.shape)} where it is applied to the scores "
-            f"{list(laid.scores)} of every query and key",
-            cause="the mask hides padded queries, but every query still reads padded keys",
-            fix="give the mask the size of the keys in its last "
-            f"dimension{on_line(laid.location)}: mask[:, None, None, :]",
-            settings=(Culprit("call", laid.op, "they are combined here", laid.met),),
-        )
+        place = _of_laid(laid, place)
     return places.finding_at(
         place,
         subject,
@@ -232,6 +210,36 @@ def padding(
         else f"{extra} positions of {promise.pad} were appended on the {promise.side}",
         fix=_hide_from(place.op if place else ""),
         evidence={"gap": gap},
+    )
+
+
+def _of_laid(laid: LaidMask, place: Place | None) -> Place:
+    return Place(
+        op=place.op if place else laid.op,
+        location=laid.location,
+        module=place.module if place else "",
+        module_class=place.module_class if place else "",
+        fact=f"the mask is {list(laid.shape)} where it is applied to the scores "
+        f"{list(laid.scores)} of every query and key",
+        cause="the mask hides padded queries, but every query still reads padded keys",
+        fix="give the mask the size of the keys in its last "
+        f"dimension{on_line(laid.location)}: mask[:, None, None, :]",
+        settings=(Culprit("call", laid.op, "they are combined here", laid.met),),
+    )
+
+
+def _of_row(subject: Subject, promise: PaddingInvariant, row: str, place: Place | None) -> Place:
+    return Place(
+        op=place.op if place else "",
+        location=initialisation_line(subject, row),
+        module=row.rpartition(".")[0],
+        module_class="Embedding",
+        fact=f"row {promise.pad} of {row} is not zero, and with zeros in it the same padding changes "
+        "no real position",
+        cause="an initialisation overwrites the row of padding_idx, so that padding counts as a token",
+        fix=f"set this row to zero after the initialisation: weight[{promise.pad}].zero_() under "
+        "torch.no_grad()",
+        settings=(Culprit("parameter", row, f"row {promise.pad} is not zero"),),
     )
 
 

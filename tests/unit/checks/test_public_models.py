@@ -236,7 +236,7 @@ class Solves(nn.Module):
 
     def forward(self, x):
         y = self.layer(x)
-        steps = 4 + int(8 * x.norm())
+        steps = 48 + int(8 * x.norm())
         step = 1 / steps
         factor = 1 - step + (step**2 / 2 if self.order == 2 else 0)
         for _ in range(steps):

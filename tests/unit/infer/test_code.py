@@ -61,7 +61,7 @@ def test_a_shape_alone_is_written_as_a_string() -> None:
     [
         ("Token('B T', vocab=3)", "'Token' is not a spec; choose from"),
         ("Tokens('B T', vocab=size)", "'size' is not a literal"),
-        ("Tokens('B T', vocabulary=3)", "unexpected keyword argument 'vocabulary'"),
+        ("Tokens('B T', vocabulary=3)", "unknown name 'vocabulary'"),
         ("{'x': open('f')}", "'open' is not a spec"),
         ("B 3 64 &", "character"),
     ],
