@@ -149,7 +149,7 @@ def names_read(filename: str, line: int) -> tuple[str, ...]:
 
 
 def reads_old_name(place: Location) -> Location | None:
-    """Return the one later statement of a function that reads what a statement gave another name, by its old name alone.
+    """Return the one later statement that reads what a statement gave another name, by its old name alone.
 
     The statement on the line is ``new = call(old, ...)``; None where it is another, or several read the old name.
     """
@@ -173,7 +173,10 @@ def reads_old_name(place: Location) -> Location | None:
 
 
 def alias_above(place: Location) -> Location | None:
-    """Return the one statement ``name = other`` above a line for a name that the line reads; None where there are several."""
+    """Return the one statement ``name = other`` above a line, for a name that the line reads.
+
+    None where there are several.
+    """
     read = set(names_read(place.file, place.line))
     found = [
         of_line(place.file, node.lineno, place.function)
@@ -188,7 +191,7 @@ def alias_above(place: Location) -> Location | None:
 
 
 def alias_at(place: Location) -> tuple[str, str, Location] | None:
-    """Return the statement ``name = other`` that gives two variables which a line reads one value: name, other, place."""
+    """Return ``name = other`` where it gives two variables that a line reads one value: name, other, place."""
     read = set(names_read(place.file, place.line))
     function = function_around(place.file, place.line)
     for node in own_nodes(function):
