@@ -31,6 +31,7 @@ class Heard:
         category: Its class.
         text: Its message; one that differs in its numbers only is the same warning.
         file, line: The user's line that it comes from, else the one that the warning names.
+        words: The message with 0 for each number.
     """
 
     category: type[Warning]

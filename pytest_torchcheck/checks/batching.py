@@ -260,7 +260,10 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
 
 
 def batch_sizes(subject: Subject) -> Iterator[Finding]:
-    """Run the declared sizes, edges first, in eval mode, and a batch of one sample."""
+    """Run the declared sizes, edges first, in eval mode, and a batch of one sample.
+
+    What a batch of another size leaves in the model must not change what the base batch gives after it.
+    """
     tried = 0
     if subject.source.declared_sizes:
         drawn = [subject.place(b) for b in examples(subject.source, subject.examples, subject.seed)]
@@ -327,11 +330,12 @@ def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
         except SubjectError as error:
             yield explain.size_crash(subject, batch, error)
             return
-        keeps.append((batch, [n for n in names if not subject.is_promised("MayChange", n)]))
-    if not any(kept for _, kept in keeps) or forward_facts(subject).keeps:
+        if kept := [n for n in names if not subject.is_promised("MayChange", n)]:
+            keeps.append((batch, kept))
+    if keeps and forward_facts(subject).keeps:
         return  # what the sizes of the base batch keep is judged by eval-purity
     for other, kept in keeps:
-        if kept and (moved := remembered(subject, other=other)):
+        if moved := remembered(subject, other=other):
             yield explain.remembers(subject, list(moved), kept, other)
             return
 

@@ -172,40 +172,31 @@ def reads_old_name(place: Location) -> Location | None:
     return found[0] if len(found) == 1 else None
 
 
-def alias_above(place: Location) -> Location | None:
-    """Return the one statement ``name = other`` above a line, for a name that the line reads.
-
-    None where there are several.
-    """
+def _aliases(place: Location) -> Iterator[tuple[str, str, Location]]:
+    """Yield the statements ``name = other`` above a line, for the names that it reads: name, other, place."""
     read = set(names_read(place.file, place.line))
-    found = [
-        of_line(place.file, node.lineno, place.function)
-        for node in own_nodes(function_around(place.file, place.line))
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Name)
-        and isinstance(node.targets[0], ast.Name)
-        and node.lineno < place.line
-        and node.targets[0].id in read
-    ]
+    for node in own_nodes(function_around(place.file, place.line)):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Name)
+            and isinstance(node.targets[0], ast.Name)
+            and node.lineno < place.line
+            and node.targets[0].id in read
+        ):
+            made = of_line(place.file, node.lineno, place.function)
+            yield node.targets[0].id, node.value.id, made
+
+
+def alias_above(place: Location) -> Location | None:
+    """Return the one statement ``name = other`` above a line that reads the name; None where there are several."""
+    found = [made for _, _, made in _aliases(place)]
     return found[0] if len(found) == 1 else None
 
 
 def alias_at(place: Location) -> tuple[str, str, Location] | None:
     """Return ``name = other`` where it gives two variables that a line reads one value: name, other, place."""
-    read = set(names_read(place.file, place.line))
-    function = function_around(place.file, place.line)
-    for node in own_nodes(function):
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Name)
-            and len(node.targets) == 1
-            and isinstance(node.targets[0], ast.Name)
-            and node.lineno < place.line
-            and {node.value.id, node.targets[0].id} <= read
-        ):
-            made = of_line(place.file, node.lineno, place.function)
-            return node.targets[0].id, node.value.id, made
-    return None
+    read = names_read(place.file, place.line)
+    return next((one for one in _aliases(place) if one[1] in read), None)
 
 
 @functools.lru_cache(maxsize=1024)

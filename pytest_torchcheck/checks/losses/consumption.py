@@ -254,7 +254,11 @@ def _holds_when_sure(subject: Subject, log: LogOf) -> bool:
 
 
 def loss_sign(subject: Subject) -> Iterator[Finding]:
-    """Look at the slope of the loss towards the true class or the target value."""
+    """Look at the slope of the loss towards the true class or the target value, and on both sides of each target.
+
+    A loss that is highest at every target of one sign, and lowest at those of the other, scales the error by
+    the target itself.
+    """
     seen = evidence(subject)
     classes = [used for used in seen.consumed if not math.isnan(used.rising)]
     wrong = [used for used in classes if used.rising > 0.95 and used.counted >= 2]
