@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _COMPILER = "torch._dynamo"
 _KEPT = "__dynamo_disable"  # where torch._compile keeps what it calls in a function's place
@@ -39,9 +39,10 @@ def unloaded() -> Iterator[None]:
         yield
     finally:
         _blocks.clear()
+        placed = {id(step.placed): step for step in steps}
+        plain = {id(step.plain): step for step in steps if step.plain is step.placed}
         for kind in _kinds(Optimizer):
-            for step in steps:
-                step.put_back(kind)
+            _put_back(kind, placed, plain)
         for each in kept_out:
             _forget(each)
 
@@ -104,13 +105,16 @@ class _Step:
         kind.step = step.placed  # type: ignore[attr-defined]
         return step
 
-    def put_back(self, kind: type) -> None:
-        """Put back what a class had; with torch's hooks where an optimizer has set them up meanwhile."""
-        now: Any = vars(kind).get("step")
-        if now is self.placed:
-            kind.step = self.original  # type: ignore[attr-defined]
-        elif getattr(now, "hooked", False) and getattr(now, "__wrapped__", None) is self.plain:
-            kind.step = _hooked(self.original)  # type: ignore[attr-defined]
+
+def _put_back(kind: type, placed: Mapping[int, _Step], plain: Mapping[int, _Step]) -> None:
+    """Put back what a class had; with torch's hooks where an optimizer has set them up meanwhile."""
+    now: Any = vars(kind).get("step")
+    if (step := placed.get(id(now))) is not None:
+        kind.step = step.original  # type: ignore[attr-defined]
+    elif getattr(now, "hooked", False) and (
+        (step := plain.get(id(getattr(now, "__wrapped__", None)))) is not None
+    ):
+        kind.step = _hooked(step.original)  # type: ignore[attr-defined]
 
 
 def _hooked(step: Any) -> Any:
@@ -119,6 +123,7 @@ def _hooked(step: Any) -> Any:
     return made
 
 
+@functools.cache  # of torch's own functions, some dozen
 def _without_compiler(wrapper: Any) -> Any:
     """Return what torch's decorator of ``step`` does, without the breaks of a graph that nobody records."""
 

@@ -6,8 +6,11 @@ A new interpreter takes two to three seconds until torch and the plugin are impo
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -73,17 +76,62 @@ def run(
 def pytest_run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     """Run ``python -m pytest`` in the test's folder, as ``pytester.runpytest_subprocess`` does."""
     start = time.perf_counter()
-    done = run(_pytest, arguments, folder=pytester.path)
+    done = run(pytest_main, arguments, folder=pytester.path)
     for text, stream in ((done.out, sys.stdout), (done.err, sys.stderr)):
         stream.write(text)
     lines = done.out.splitlines(), done.err.splitlines()
     return pytest.RunResult(done.status, *lines, time.perf_counter() - start)
 
 
-def _pytest(arguments: tuple[str, ...]) -> int:
+def pytest_main(arguments: tuple[str, ...]) -> int:
+    """Run pytest in this process, which was forked for it; workers of xdist are forked from it in turn."""
+    if count := re.search(r"(?:^|\s)-n\s?([1-9])", " ".join(arguments)):
+        _fork_workers(int(count[1]))
     sys.path.insert(0, str(Path.cwd()))
     sys.argv[:] = ["pytest", *arguments]
     return int(pytest.main(list(arguments)))
+
+
+def _fork_workers(count: int) -> None:
+    from execnet import gateway_base, gateway_io  # those who need no workers may have no xdist
+
+    waiting = [_Worker() for _ in range(count)]
+    started = gateway_io.Popen2IOMaster.__init__
+
+    def start(io: Any, args: Any, execmodel: Any) -> None:
+        if not waiting:  # one that takes the place of another
+            return started(io, args, execmodel)
+        io.popen = waiting.pop()
+        pipes = io.popen.stdin, io.popen.stdout
+        return gateway_base.Popen2IO.__init__(io, *pipes, execmodel=execmodel)
+
+    gateway_io.Popen2IOMaster.__init__ = start  # type: ignore[method-assign]
+
+
+class _Worker:
+    """A fork that waits for what execnet tells a new interpreter on its input; stands for a ``Popen``."""
+
+    def __init__(self) -> None:
+        (reads, to), (back, writes) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.dup2(reads, 0)
+            os.dup2(writes, 1)
+            os.closerange(3, 256)
+            try:
+                sys.stdin = open(0, closefd=False)  # noqa: SIM115
+                exec(eval(sys.stdin.readline()))  # what execnet's own command line does
+            finally:
+                os._exit(0)
+        os.close(reads)
+        os.close(writes)
+        self.stdin, self.stdout = os.fdopen(to, "wb"), os.fdopen(back, "rb")
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
 
 
 def _child(
@@ -93,6 +141,7 @@ def _child(
     environment: dict[str, str],
     files: list[str],
 ) -> None:
+    gc.freeze()  # what was imported before the fork stays: nobody collects it
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

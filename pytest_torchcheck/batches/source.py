@@ -14,6 +14,7 @@ from pytest_torchcheck.batches.filling import last_part
 from pytest_torchcheck.batches.read import is_dense, is_fixed, read
 from pytest_torchcheck.batches.recipe import Recipe
 from pytest_torchcheck.batches.resizing import IGNORED, Resizing, Rows, counted, row_indices
+from pytest_torchcheck.batches.rows import take_rows
 from pytest_torchcheck.specs.shapes import Expr, SpecError
 
 from .declared import Declared
@@ -90,8 +91,20 @@ class BatchSource(Declared):
         return replace(self._measured(read(self._batch, seed)).clone(), seed=seed)
 
     def base(self, seed: int = 0) -> Batch:
-        """The default batch: the real one, or one drawn at sizes that are typical and cheap."""
-        return self.real(seed) if self.has_real else self.make(Recipe(seed=seed))
+        """The default batch: the real one, or one drawn at sizes that are typical and cheap.
+
+        Raises:
+            SpecError: No input of it holds anything: every check would pass without a look.
+        """
+        made = self.real(seed) if self.has_real else self.make(Recipe(seed=seed))
+        tensors = {path: t for path, t in made.input_leaves() if isinstance(t, Tensor)}
+        if tensors and not any(t.numel() for t in tensors.values()):
+            told = ", ".join(f"{path} is {describe_tensor(t)}" for path, t in tensors.items())
+            raise SpecError(
+                f"{'batch' if self.has_real else 'sizes'}: the batch holds nothing ({told}); it must "
+                "have at least one sample, with sizes above 0"
+            )
+        return made
 
     def draw(self, seed: int, sizes: Mapping[str, int] | None = None) -> Batch:
         """Draw a batch.
@@ -212,11 +225,7 @@ class BatchSource(Declared):
         def take(path: str, leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or path not in axes:
                 return leaf
-            return (
-                leaf.detach()
-                .index_select(axes[path], index.to(leaf.device))
-                .requires_grad_(leaf.requires_grad)
-            )
+            return take_rows(leaf, axes[path], index).requires_grad_(leaf.requires_grad)
 
         return replace(batch.map(take), sizes={**batch.sizes, symbol: len(index)})
 

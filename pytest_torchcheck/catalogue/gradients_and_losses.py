@@ -30,11 +30,11 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "sampling-paths",
-            "Normal samples that the loss depends on are reparameterised, so that "
-            "gradients reach their parameters.",
+            "Normal samples that the loss depends on are reparameterised, and what chooses among "
+            "codes is trained by the targets.",
             needs=("loss",),
             cost="shared by the loss checks; 1 F more where torch.normal receives tensors that "
-            "require gradients",
+            "require gradients; 1 F of a few samples where a loss compares several outputs",
             axes="once",
         ),
     ),
@@ -134,7 +134,7 @@ CHECKS: tuple[Check, ...] = (
             "The training step reads its targets; losses within it get outputs and targets of "
             "one shape, in the form they expect.",
             needs=("model", "train_step"),
-            cost="3 FBS",
+            cost="9 FBS; up to 130 more only where a sample has no influence",
             axes="once",
         ),
         check(
@@ -174,7 +174,8 @@ CHECKS: tuple[Check, ...] = (
             "A causal language model is trained on the next token, not on the current one "
             "or the one after next.",
             needs=("loss",),
-            cost="1 F + a backward through the loss only, where labels are tokens of an input",
+            cost="1 F + a backward through the loss only, where labels are tokens of an input; "
+            "2 F more where the next ones are learnt and no promise is made",
             axes="once",
         ),
         check(
@@ -211,7 +212,7 @@ CHECKS: tuple[Check, ...] = (
             "loss-bounded",
             "The loss does not fall without end while an output grows.",
             needs=("loss", "targets"),
-            cost="1 F, shared; 6 calls of the loss for each output",
+            cost="1 F, shared; up to 20 calls of the loss for each output",
             axes="once",
         ),
     ),

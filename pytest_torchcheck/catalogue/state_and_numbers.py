@@ -58,6 +58,12 @@ CHECKS: tuple[Check, ...] = (
             cost="1 FB, shared",
             axes="once",
         ),
+        check(
+            "axis-order",
+            "A view keeps every dimension whose size it keeps: it is no transpose.",
+            cost="1 FB, shared; 1 F more where sizes leave a doubt",
+            axes="once",
+        ),
     ),
     *family(
         "machines.devices",

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from .. import sources
 from ..findings import Location
 from ..objects import trees
-from ..state import seed_everything
+from ..state import ModuleState, seed_everything
 from ..subject.errors import SubjectError
 from ..subject.gradients import clear_gradients
 from ..text.printable import message_of
@@ -231,29 +231,26 @@ def noise(
         raises.
     """
     found: dict[str, list[float]] = {}
-    for index in range(MOST_SEEDS if seeds > 1 else 1):
-        if index >= seeds and index % seeds == 0 and _is_known(found.get("", ())):
-            break
-        calm: dict[str, torch.Tensor] = {}
-        noisy: dict[str, torch.Tensor] = {}
-        for train, into in ((False, calm), (True, noisy)):
-            way = Way(train=train, double=double)
-            with (
-                prepared(subject, load, way, subject.seed + index) as model,
-                watched(model, into, lambda t: trees.dense(t).double()),
-            ):
-                try:
-                    output = subject.call(model, batch_for(batch, way))
-                except SubjectError:
-                    return {}
-            whole = next(iter(trees.floats(output).values()), None)
-            if whole is not None:
-                into[""] = trees.dense(whole).double()
-        for name, two in noisy.items():
-            one = calm.get(name)
-            if one is not None and one.shape == two.shape and one.numel():
-                size = float(one.abs().square().mean()) or 1.0
-                found.setdefault(name, []).append(float((two - one).abs().square().mean()) / size)
+    own = batch_for(batch, Way(double=double))
+    with prepared(subject, load, Way(double=double), subject.seed) as model:  # cast once
+        state = ModuleState(model)
+        try:
+            for index in range(MOST_SEEDS if seeds > 1 else 1):
+                if index >= seeds and index % seeds == 0 and _is_known(found.get("", ())):
+                    break
+                two: list[dict[str, torch.Tensor]] = []
+                for train in (False, True):
+                    state.restore(parameters=False)
+                    load(model)
+                    model.train(train)
+                    seed_everything(subject.seed + index)
+                    two.append(_returned(subject, model, own.clone()))
+                for name, far in _distances(*two):
+                    found.setdefault(name, []).append(far)
+        except SubjectError:
+            return {}
+        finally:
+            state.restore(parameters=False, last=True)
     if not found.get(""):
         return {}
     return {
@@ -261,6 +258,26 @@ def noise(
         for name, values in found.items()
         if len(values) == len(found[""])
     }
+
+
+def _returned(subject: Subject, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    into: dict[str, torch.Tensor] = {}
+    with watched(model, into, lambda t: trees.dense(t).double()):
+        output = subject.call(model, batch)
+    whole = next(iter(trees.floats(output).values()), None)
+    if whole is not None:
+        into[""] = trees.dense(whole).double()
+    return into
+
+
+def _distances(
+    calm: dict[str, torch.Tensor], noisy: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, float]]:
+    for name, two in noisy.items():
+        one = calm.get(name)
+        if one is not None and one.shape == two.shape and one.numel():
+            size = float(one.abs().square().mean()) or 1.0
+            yield name, float((two - one).abs().square().mean()) / size
 
 
 def _is_known(values: Sequence[float]) -> bool:

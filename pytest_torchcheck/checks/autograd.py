@@ -17,6 +17,7 @@ from ..probes.recorded.watch import Watch, name_of, tensors_in
 from ..runs.again import forward_and_loss
 from ..runs.facts import forward_facts
 from ..runs.layers import parameter_rows
+from ..runs.liveness.choices import blind_choice
 from ..runs.looks import HIDDEN, REDRAWS, hidden_by_data, shared_shifts, unreached
 from ..runs.losses.consumption import evidence
 from ..runs.numerics import broken_in_eval
@@ -335,11 +336,16 @@ def _short(shape: tuple[tuple[str, str], ...]) -> str:
 
 
 def sampling_paths(subject: Subject) -> Iterator[Finding]:
-    """Look for draws from live means or deviations whose value goes on through trainable operations.
+    """Look for draws from live means or deviations that trainable operations read, and for choices that no target trains.
 
     A draw that only meets its own log-probability (a policy gradient) is no mistake, nor is a
-    discrete one.
+    discrete one. A choice is a part of the model that an output follows in jumps: the gradients of its
+    parameters are the same whatever the targets are.
     """
+    choice = blind_choice(subject)
+    if choice is not None:
+        yield explain.blind_choice(subject, choice)
+        return
     if evidence(subject).samples == 0:
         yield not_applicable(
             "the forward draws from no normal distribution whose parameters require gradients"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ..batches.rows import choose_rows
 from ..codes import behaviour as explain
 from ..late import Late
 from ..objects import trees
@@ -178,11 +179,7 @@ def _replace(subject: Subject, batch: Batch, other: Batch, keep: torch.Tensor) -
     def change(path: str, leaf: object) -> object:
         if not isinstance(leaf, torch.Tensor) or path not in axes:
             return leaf
-        fresh = others[path]
-        shape = [1] * leaf.dim()
-        shape[axes[path]] = len(keep)
-        mask = keep.view(shape).to(leaf.device)
-        return torch.where(mask, leaf.detach(), fresh.detach().to(leaf.device))
+        return choose_rows(keep, leaf, others[path], axes[path])
 
     return batch.map(change)
 
@@ -224,18 +221,21 @@ def _compare(
         a = small  # at the full size rounding explains it; float64 has to confirm the principle
     bound = ROUNDING
     try:
-        wide_a, wide_b = a.to(dtype=torch.float64), b.to(dtype=torch.float64)
-        with subject.in_double() as model, torch.no_grad():
-            model.eval()
-            seed_everything(subject.seed)
-            first = trees.tensors(subject.call(model, wide_a.clone()))
-            seed_everything(subject.seed)
-            second = trees.tensors(subject.call(model, wide_b.clone()))
+        first, second = _wide_outputs(subject, a), _wide_outputs(subject, b)
         gaps, bound = gaps_between(first, second, rows, of_a, of_b), EXACT
     except SubjectError:
         pass  # hard-wired float32: judged by rounding in the model's own dtype
     wrong = {path: gap for path, gap in gaps.items() if beyond_rounding(subject, a, gap, bound)}
     return wrong or None
+
+
+def _wide_outputs(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
+    """Return the outputs in float64, of a model that has kept nothing of another call."""
+    wide = batch.to(dtype=torch.float64)
+    with subject.in_double() as model, torch.no_grad():
+        model.eval()
+        seed_everything(subject.seed)
+        return trees.tensors(subject.call(model, wide.clone()))
 
 
 def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) -> bool:
@@ -260,10 +260,13 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
 
 
 def batch_sizes(subject: Subject) -> Iterator[Finding]:
-    """Run the declared sizes, edges first, in eval mode, and a batch of one sample.
+    """Run the declared sizes, edges first, in eval mode, a batch of one sample, and your step with a sample less.
 
     What a batch of another size leaves in the model must not change what the base batch gives after it.
     """
+    if (failed := _step_of_fewer(subject)) is not None:
+        yield failed
+        return
     tried = 0
     if subject.source.declared_sizes:
         drawn = [subject.place(b) for b in examples(subject.source, subject.examples, subject.seed)]
@@ -284,6 +287,29 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
             yield inconclusive("no sizes are declared, and samples cannot be taken from the batch")
         return
     yield _alone(subject, batch, rows, tried)
+
+
+def _step_of_fewer(subject: Subject) -> Finding | None:
+    """Return how a declared step fails on the batch without its last sample, or None.
+
+    Asked where every tensor has one entry per sample. A mismatch that equal sizes hide, such as a
+    weight for each sample beside an image as wide as the batch is large, shows at another size.
+    """
+    batch, symbol = subject.batch(), subject.source.batch_symbol
+    if subject.contract.train_step is None or symbol is None or batch.sizes.get(symbol, 0) < 3:
+        return None
+    fewer = subject.few(batch, batch.sizes[symbol] - 1, aligned=True)
+    if fewer is None:
+        return None
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        optimizer = subject.make_optimizer(model)
+        try:
+            subject.train_step(model, optimizer, fewer.clone())
+        except SubjectError as error:
+            return explain.step_size_crash(subject, fewer, error)
+    return None
 
 
 def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:

@@ -13,7 +13,7 @@ from ..objects.held import set_random_state
 from ..objects.modes import own_trains
 from ..probes.shared_noise import shared_noise
 from ..runs.facts import copied, forward_facts, outputs
-from ..runs.remembering import remembered, trained_otherwise
+from ..runs.remembering import overwritten, remembered, trained_otherwise
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
 from ..runs.training.observation import digests
 from ..runs.variants.woken import also_woken
@@ -67,6 +67,7 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
     """Run twice in eval mode with nothing put back in between, another batch first where a call keeps something.
 
     In training mode, a forward then gives the same before and after the evaluation of another batch too.
+    An output that the caller still holds keeps its values.
     """
     seen = forward_facts(subject)
     if not seen.repeats:
@@ -75,6 +76,10 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
     kept = [name for name in seen.keeps if not subject.is_promised("MayChange", name)]
     if kept and (moved := remembered(subject)):
         yield explain.remembers(subject, list(moved), kept)
+        return
+    lost = overwritten(subject) if seen.shared else {}
+    if not all(name and subject.is_promised("MayChange", name) for name in lost.values()):
+        yield explain.overwrites(subject, lost)
         return
     if kept and subject.has_modes and (moved := trained_otherwise(subject)):
         yield explain.trains_otherwise(subject, list(moved))

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from .. import sources
 from ..findings import Culprit, Finding
+from ..objects.held import filled_cells
 from ..probes.holding.held_by_models import closure_of, holdings
 from ..runs.copying import COPIED, OTHER_DRAWS, PICKLED, LightPickler, pickled, shared_with
 from ..runs.outputs import Outputs, gap, outputs_of
 from ..runs.saving import perturb, registered
 from ..state import seed_everything
+from ..subject.errors import SubjectError
 from ..text.printable import message_of
 from ..verdicts import inconclusive, passed, violated
 
@@ -36,7 +38,11 @@ def check_pickle(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         except Exception as error:  # any object may refuse, in its own words
             yield _unpicklable(subject, model, error)
             return
-        difference = gap(outputs_of(subject, twin), expected)
+        try:
+            difference = gap(outputs_of(subject, twin), expected)
+        except SubjectError as error:
+            yield _raising(subject, twin, error, "pickle-differs", "an unpickled copy")
+            return
     if difference is not None:
         yield violated(
             "pickle-differs",
@@ -115,7 +121,11 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
             return
         shared = shared_with(model, twin)
         changed = perturb(registered(model))
-        difference = gap(outputs_of(subject, twin), expected)
+        try:
+            difference = gap(outputs_of(subject, twin), expected)
+        except SubjectError as error:
+            yield _raising(subject, twin, error, "copy-differs", "a deep copy")
+            return
     if not changed:
         yield inconclusive("the model has no floating-point state that a copy could share")
         return
@@ -134,9 +144,10 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         return
     with subject.pristine() as model:
         seed_everything(subject.seed + OTHER_DRAWS)
-        unchanged = gap(outputs_of(subject, copy.deepcopy(model)), expected)
+        twin = copy.deepcopy(model)
+        unchanged = gap(outputs_of(subject, twin), expected)
     if unchanged is not None:
-        yield _different(subject, unchanged)
+        yield _different(subject, unchanged, _bound_to_original(subject.model, twin))
     elif shared:
         yield _holding(subject, difference, shared)
     else:
@@ -223,15 +234,58 @@ def _bound_to(model: nn.Module) -> tuple[str, Location | None]:
     return (held.path, held.location) if held is not None else ("", None)
 
 
-def _different(subject: Subject, difference: tuple[str, float]) -> Finding:
+def _different(
+    subject: Subject, difference: tuple[str, float], bound: tuple[str, Location | None] | None
+) -> Finding:
+    name, place = bound or ("", None)
     return violated(
         "copy-differs",
         f"a deep copy of {type(subject.model).__name__} gives different outputs",
-        culprits=[Culprit("module", type(subject.model).__name__)],
-        location=_reducer(subject.model),
+        culprits=[Culprit("module", name or type(subject.model).__name__, location=place)],
+        location=place or _reducer(subject.model),
         observed=f"{difference[0]} differs by {difference[1]:.3g}, right after copying",
-        cause="copying drops or changes an attribute that the forward uses",
+        cause=_OWN_SELF.format(name)
+        if bound
+        else "copying drops or changes an attribute that the forward uses",
         because="the copy has equal parameters and buffers, and runs the same code on equal "
         "inputs and seeds",
-        fix="copy every attribute that forward needs",
+        fix=_TAKE_ARGUMENT if bound else "copy every attribute that forward needs",
     )
+
+
+def _raising(
+    subject: Subject, twin: nn.Module, error: SubjectError, code: str, what: str
+) -> Finding:
+    """Explain a copy that raises where the model itself runs."""
+    name, place = bound = _bound_to_original(subject.model, twin) or ("", None)
+    said = message_of(error.error).splitlines() or [""]
+    return violated(
+        code,
+        f"{what} of {type(subject.model).__name__} raises {type(error.error).__name__}: {said[0][:100]}",
+        culprits=[Culprit("module", name or type(subject.model).__name__, location=place)],
+        location=place or _reducer(subject.model),
+        observed=f"the model itself runs; {what} of it raises in the {error.phase}",
+        cause=_OWN_SELF.format(name)
+        if bound[0]
+        else "copying drops or changes an attribute that the forward uses",
+        because="both were given the same batch and seed, in eval mode",
+        fix=_TAKE_ARGUMENT if bound[0] else "copy every attribute that forward needs",
+    )
+
+
+_OWN_SELF = "{} of the copy still refers to the original: deepcopy does not copy what a function closes over"
+_TAKE_ARGUMENT = "use the module that a hook is given instead of self, or register a method: deepcopy binds it anew"
+
+
+def _bound_to_original(model: nn.Module, twin: nn.Module) -> tuple[str, Location | None] | None:
+    """Return a hook or function of a copy that closes over a module of the original, and its line."""
+    originals = {id(module) for module in model.modules()}
+    for path, module in twin.named_modules():
+        for key, value in vars(module).items():
+            for function in value.values() if isinstance(value, dict) else (value,):
+                if not isinstance(function, types.FunctionType):
+                    continue
+                if any(id(cell.cell_contents) in originals for cell in filled_cells(function)):
+                    kind = "a hook" if key.endswith("_hooks") else key
+                    return f"{kind} of {path}" if path else kind, sources.of_object(function)
+    return None

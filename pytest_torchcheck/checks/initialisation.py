@@ -154,9 +154,12 @@ def _judge_signal(subject: Subject, taps: list[Tap], squashed: Sequence[Squashed
     """
     chain, gone = layers.chain_of(taps)
     if len(chain) + len(gone) < layers.DEPTH - 1:
+        unsplit = sum(tap.spread is None for tap in taps)
+        equal = sum(tap.spread == 0.0 for tap in taps)
         return inconclusive(
-            f"the outputs of only {len(chain)} layers differ between samples; the others are "
-            "zero, as with zero initialisation"
+            f"a signal is followed over {layers.DEPTH - 1} layers before the last one; of {len(taps)} layers "
+            f"{equal} give every sample the same output, and {unsplit} have outputs that cannot be split "
+            "into samples"
         )
     forward = layers.trend([tap.spread for tap in chain], layers.noise_from(chain))
     backward = layers.gradient_trend([*chain, *gone], forward)

@@ -10,6 +10,7 @@ import torch
 
 from .. import sources
 from ..batches import Batch, relayout
+from ..batches.read import is_dense
 from ..codes import numerics as explain
 from ..codes.undecided import BLOCKED
 from ..findings import Culprit, Finding
@@ -224,11 +225,7 @@ def layout_invariance(subject: Subject) -> Iterator[Finding]:
     """Run inputs with gaps, with two axes exchanged in memory, or channels-last; compare with contiguous memory."""
     subject.require_values()
     batch = subject.batch()
-    leaves = [
-        t
-        for _, t in batch.input_leaves()
-        if isinstance(t, torch.Tensor) and t.layout == torch.strided
-    ]
+    leaves = [t for _, t in batch.input_leaves() if is_dense(t)]
     kinds = ["non_contiguous"] if any(t.dim() and t.numel() > 1 for t in leaves) else []
     kinds += ["transposed"] if any(t.dim() == 3 for t in leaves) else []
     kinds += ["channels_last"] if any(t.dim() in (4, 5) for t in leaves) else []

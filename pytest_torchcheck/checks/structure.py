@@ -13,6 +13,7 @@ from ..codes import state as explain
 from ..explanation import listed
 from ..findings import Culprit, Finding
 from ..probes.holding.held_by_models import CONTAINERS, Holding, given_to_init, holdings
+from ..probes.numbers.signals import SignalWatch
 from ..runs.hidden import hidden
 from ..runs.liveness.idle_rows import without_effect
 from ..runs.liveness.unread import unread_results
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..probes.numbers.signal_facts import Averaging
+    from ..probes.numbers.views import Moved
     from ..probes.placement import Stray
     from ..subject import Subject
 
@@ -252,3 +254,42 @@ def weighted_means(subject: Subject) -> Iterator[Finding]:
 def _square(product: Averaging) -> bool:
     """Say whether both dimensions of the weights are of one size, so that shapes do not tell them apart."""
     return product.shape[product.summed] == product.shape[product.normalised]
+
+
+def axis_order(subject: Subject) -> Iterator[Finding]:
+    """Compare the dimensions of each view with those of what it is a view of, by size and by place.
+
+    Where two of them could also be one that is halved and one that is doubled, a forward at other
+    sizes tells.
+    """
+    subject.require_values()
+    seen = observe(subject).signals
+    if not seen.views:
+        yield not_applicable("the forward takes no view of two dimensions or more")
+        return
+    wrong = [one for one in seen.moved if one.certain]
+    if not wrong and seen.moved:
+        places = {one.location for one in seen.moved}
+        wrong = [one for one in _at_other_sizes(subject) if one.certain and one.location in places]
+    if wrong:
+        yield explain.axes_swapped(wrong)
+        return
+    yield passed(f"{seen.views} views keep each dimension whose size they keep")
+
+
+def _at_other_sizes(subject: Subject) -> list[Moved]:
+    """Return what the views of a forward do with every free size changed by one."""
+    batch = subject.batch()
+    sizes = {name: size - 1 if size > 2 else size + 1 for name, size in batch.sizes.items()}
+    other = subject.at(**sizes)
+    symbol = subject.source.batch_symbol
+    if other is None and symbol is not None and batch.sizes.get(symbol, 0) > 2:
+        other = subject.source.rows(batch, torch.arange(batch.sizes[symbol] - 1))
+    if other is None:
+        return []
+    with subject.pristine() as model, torch.no_grad(), SignalWatch(model, None) as watch:
+        model.train()
+        seed_everything(subject.seed)
+        with contextlib.suppress(SubjectError):
+            subject.call(model, other.clone())
+    return watch.seen.moved

@@ -50,8 +50,9 @@ ignored = One("diagnosis.loss.targets:ignored", "targets-ignored", doubtful=True
 not_finite = One("diagnosis.loss.targets:not_finite", "edge-targets-non-finite", doubtful=True)
 of_other_samples = One("diagnosis.loss.targets:of_other_samples", "target-of-another-sample")
 shared = One("diagnosis.loss.targets:shared", "samples-share-targets")
-unbounded = One("diagnosis.loss.targets:unbounded", "loss-unbounded")
+unbounded = One("diagnosis.loss.bounds:unbounded", "loss-unbounded")
 unread = One("diagnosis.loss.targets:unread", "target-unread")
+skipped = One("diagnosis.loss.targets:skipped", "target-unread targets-ignored", doubtful=True)
 
 ENTAILS = (
     rule(

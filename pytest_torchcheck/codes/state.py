@@ -26,6 +26,7 @@ stale_after_load = One("diagnosis.outputs.modes:stale_after_load", "stale-after-
 lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
 softmax_axis = One("diagnosis.lines.softmax_axes:softmax_axis", "softmax-axis")
+axes_swapped = One("diagnosis.lines.axis_order:axes_swapped", "axes-swapped")
 unread_result = One("diagnosis.lines.unread_results:result", "result-unread")
 unread_rows = One("diagnosis.lines.unread_results:rows", "features-unread", doubtful=True)
 
@@ -62,6 +63,12 @@ ENTAILS = (
         "causality/future-leak padding-invariance/padding-leak cached-steps/cache-differs",
         "model",
         "a softmax over the queries makes each position depend on the others",
+    ),
+    rule(
+        "axis-order/axes-swapped",
+        f"{COMPARED} target-alignment/* cached-steps/cache-differs",
+        "model",
+        "a view in place of a transpose mixes what stood apart: samples, positions, features",
     ),
     rule(
         "state-dict-roundtrip/state-grows",

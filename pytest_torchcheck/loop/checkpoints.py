@@ -11,6 +11,7 @@ from torch import nn
 
 from ..objects import trees
 from ..subject.optimizers import optimizers_of, schedulers_of
+from .unsaved import has_state
 
 if TYPE_CHECKING:
     from ..subject import Subject
@@ -78,11 +79,15 @@ def is_torchs(thing: Any) -> bool:
     """Say whether an optimizer without hooks, or a loss, is one of torch's."""
     if isinstance(thing, torch.optim.Optimizer):
         # a wrapper of the user's may lack what torch's constructor sets
-        return type(thing).__module__.startswith("torch.optim.") and not (
+        return _is_torchs_class(thing) and not (
             thing._optimizer_step_pre_hooks or thing._optimizer_step_post_hooks
         )
     home = thing if callable(thing) and hasattr(thing, "__name__") else type(thing)
     return thing == "output" or str(home.__module__).startswith("torch.")
+
+
+def _is_torchs_class(thing: Any) -> bool:
+    return type(thing).__module__.startswith("torch.optim.")
 
 
 def _is_plain(value: Any) -> bool:
@@ -101,11 +106,19 @@ def copied(states: Any) -> Any:
 
 
 def pieces_of(made: Any) -> dict[str, Any]:
-    """Name the optimizers and schedulers that a user's optimizer function returned."""
+    """Name the optimizers and schedulers that a user's optimizer function returned, and what hangs on them.
+
+    An attribute that was set on an optimizer of torch's has a state of its own, such as a scheduler that the
+    step finds there; a class of the user's saves what it holds itself, or forgets it.
+    """
     found: dict[str, Any] = {}
     for kind, things in (("optimizer", optimizers_of(made)), ("scheduler", schedulers_of(made))):
         for place, thing in enumerate(things):
             found[kind if len(things) == 1 else f"{kind}{place}"] = thing
+    for name, thing in list(found.items()):
+        for key, value in vars(thing).items() if _is_torchs_class(thing) else ():
+            if has_state(value) and not any(value is one for one in found.values()):
+                found[f"{name}.{key}"] = value
     return found
 
 

@@ -18,6 +18,8 @@ from pytest_torchcheck.data.generators import is_generator
 from pytest_torchcheck.data.snapshot import Snapshot
 from pytest_torchcheck.objects.peek import attributes
 
+from .unsaved import has_state
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -104,12 +106,7 @@ class ClosureState:
         return {
             name: value
             for name, value in self._held.items()
-            if is_generator(value)
-            or (
-                callable(getattr(value, "state_dict", None))
-                and callable(getattr(value, "load_state_dict", None))
-                and not isinstance(value, type)
-            )
+            if is_generator(value) or has_state(value)
         }
 
     def iterators(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -182,7 +183,7 @@ def substitute(value: Any, others: Mapping[int, torch.Tensor]) -> Any:
     """Return a structure with some of its tensors replaced.
 
     Args:
-        value: Nested dicts, tuples and lists.
+        value: Nested dicts, tuples, lists and dataclasses.
         others: By ``id()`` of a tensor, what takes its place.
 
     Returns:
@@ -202,6 +203,11 @@ def substitute(value: Any, others: Mapping[int, torch.Tensor]) -> Any:
         return type(value)(*(substitute(item, others) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(substitute(item, others) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        again = object.__new__(type(value))  # no method of the user's runs
+        for name, item in {**attributes(value), **slots(value)}.items():
+            object.__setattr__(again, name, substitute(item, others))
+        return again
     return None if floats(value) else value
 
 
@@ -375,6 +381,12 @@ def pick(value: Any, path: int | str | tuple[int | str, ...] | None) -> Any:
                 f"the output has no {step!r}; it holds {', '.join(tensors(value)) or 'no tensor'}"
             ) from None
     return value
+
+
+def steps_of(path: str) -> tuple[int | str, ...] | None:
+    """Return what :func:`pick` takes for a path as :func:`tensors` writes it; None for the output itself."""
+    found = re.findall(r"\[(\d+)\]|\[['\"](.+?)['\"]\]|\.(\w+)", path)
+    return tuple(int(n) if n else key or name for n, key, name in found) or None
 
 
 def place_of(entry: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import outcomes, verdicts
+from .. import compiler, outcomes, verdicts
 from ..catalogue import catalogue
 from ..declared.limits import DEVICE_TYPES, DeclarationError
 from ..findings import Finding, Report
@@ -14,12 +14,12 @@ from ..heard import say_again
 from ..text.nearest import unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ..contracts import Contract
 
 from .running import Runner
-from .selection import cases, no_device, ordered
+from .selection import Case, cases, no_device, ordered
 
 
 def run_contract(
@@ -61,11 +61,7 @@ def run_contract(
             )
     try:
         runner.expect(chosen)
-        for case in chosen:
-            if case.device.startswith("cuda") and not torch.cuda.is_available():
-                absent.append(no_device(case, contract))
-                continue
-            runner.run(case)
+        absent += _run(runner, chosen)
         report = runner.report()
     finally:
         runner.close()
@@ -82,3 +78,13 @@ def run_contract(
     if refused is not None and made.ok:  # what was found is never replaced by a warning
         raise refused
     return made
+
+
+def _run(runner: Runner, chosen: Sequence[Case]) -> Iterator[Finding]:
+    """Run cases, and tell those whose device is not there."""
+    with compiler.unloaded():  # once, not for each case
+        for case in chosen:
+            if case.device.startswith("cuda") and not torch.cuda.is_available():
+                yield no_device(case, runner.contract)
+                continue
+            runner.run(case)

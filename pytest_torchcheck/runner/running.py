@@ -15,6 +15,7 @@ from ..codes import folding, undecided
 from ..declared.names import UnknownNameError
 from ..findings import Finding, Location, Report
 from ..late import resolve
+from ..objects import heap
 from ..state import is_device_error, isolated, repeatable
 from ..storage import artifacts
 from ..subject import Subject
@@ -86,6 +87,7 @@ class Runner:
         self._crashes: dict[tuple[str, str, str], str] = {}
         self._failing_batch: Batch | None = None
         self._lost: dict[str, str] = {}  # device -> check/code of what lost its context
+        self._runs = False
 
     def expect(self, chosen: Iterable[Case]) -> None:
         """Start in the background what these cases will wait for: a process for the workers of a loader."""
@@ -98,6 +100,9 @@ class Runner:
         Returns:
             One finding or more; those that only repeat an earlier crash point to it by ``root``.
         """
+        if not self._runs:
+            self._runs = True
+            heap.freeze()
         reason = self.contract.skip.get(case.check.name)
         if self.budget is not None and (spent := self._overspent(case)):
             return self._over_budget(case, spent)
@@ -238,6 +243,9 @@ class Runner:
     def close(self) -> None:
         """Put everything back; call it when no case of the contract is left."""
         self._close_subjects()
+        if self._runs:
+            self._runs = False
+            heap.release()
 
     def report(self) -> Report:
         """Return what the cases run so far found, the same root cause folded under one finding."""

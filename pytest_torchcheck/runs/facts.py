@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..functions.discovery import recording
 from ..objects import trees
 from ..probes.holding.leaks import count_hooks
 from ..probes.holding.live_bytes import LiveBytes
 from ..state import is_lazy, saved_state, seed_everything
+from ..state.outer import holds_tensors, outer_containers
 from ..subject.errors import SubjectError
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class ForwardFacts:
         applied: In eval mode: calls of the user's autograd Functions and operators in the second call.
         keeps: In eval mode: attributes that the first call binds anew, writes to or makes longer.
         flipped: Modules whose training flag the forward changed.
+        shared: In eval mode: outputs whose memory lives on, with the caller's reference gone.
     """
 
     outputs: dict[str, torch.Tensor]
@@ -76,6 +79,7 @@ class ForwardFacts:
     applied: tuple[RecordedCall, ...] = ()
     keeps: tuple[str, ...] = ()
     flipped: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
 
 def forward_facts(subject: Subject, *, train: bool = False) -> ForwardFacts:
@@ -225,14 +229,25 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         changed = tuple(p for p, t in holders.items() if not trees.same(inputs[p], t))
         containers_after = trees.signature((batch.args, batch.kwargs))
         whole = None if train else _whole(output, made)
+        memory = {} if train else _memory(output)
         del output
+        shared = tuple(path for path, storage in memory.items() if not storage.expired())
         further = {} if train else _repeat(subject, model, state, made)
     return ForwardFacts(
         outputs=made, structure=structure, with_graph=with_graph, inputs=len(inputs), changed_inputs=changed,
         containers=(containers, containers_after), settings=(before, after), consumed=consumed, others_moved=others_moved,
         grown=grown, output=whole, compared=len(state), keeps=keeps,
-        flipped=flipped, **further,
+        flipped=flipped, shared=shared, **further,
     )  # fmt: skip
+
+
+def _memory(output: Any) -> dict[str, StorageWeakRef]:
+    """Return weak references to what the tensors of an output lie in."""
+    return {
+        path: StorageWeakRef(tensor.untyped_storage())
+        for path, tensor in trees.tensors(output).items()
+        if trees.computable(tensor) and trees.address(tensor) is not None
+    }
 
 
 def _whole(output: Any, made: dict[str, torch.Tensor]) -> Any:
@@ -348,6 +363,9 @@ def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 size = value._version
             found[f"{name}.{key}" if name else key] = (id(value), size)
+    for name, value in outer_containers(model).items():
+        if holds_tensors(value) or not value:
+            found.setdefault(name, (id(value), len(value)))
     return found
 
 

@@ -86,7 +86,8 @@ def is_affine(subject: Subject) -> bool:
     """
     first, second = subject.batch(0), subject.batch(1)
     inputs = dict(first.input_leaves())
-    floats = [p for p, t in first.tensors().items() if t.is_floating_point() and p in inputs]
+    tensors = {p: t for p, t in first.tensors().items() if p in inputs and trees.computable(t)}
+    floats = [path for path, tensor in tensors.items() if tensor.is_floating_point()]
     others = second.tensors()
     if all(trees.same(first.tensors()[path], others[path]) for path in floats):
         return False

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..batches.read import is_dense
 from ..explanation import listed
 from ..objects import trees
 from ..probes.numbers.domains import holds_nonfinite, readable_values
@@ -283,7 +284,7 @@ def transposed(batch: Batch) -> Batch:
     """Return a copy whose tensors of three axes lie in memory with the last two exchanged, as permuted data does."""
 
     def change(_path: str, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided or leaf.dim() != 3:
+        if not is_dense(leaf) or leaf.dim() != 3:
             return leaf
         made = leaf.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
         return made.requires_grad_(leaf.requires_grad)

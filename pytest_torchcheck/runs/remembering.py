@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..objects import trees
+from ..objects.held import restore_container, shallow
 from ..state import seed_everything
+from ..state.outer import outer_containers
 from ..subject.errors import SubjectError
 from .facts import copied, forward_facts
 from .outputs import gap
@@ -80,6 +82,42 @@ def remembered(
     return tuple(p for p, t in wanted.items() if p not in again or not trees.same(t, again[p]))
 
 
+def overwritten(subject: Subject) -> dict[str, str]:
+    """Evaluate the base batch and then another one, and look whether the first output, still held, changes.
+
+    Returns:
+        By the paths of the outputs that do: the attribute of the model whose memory they share; empty
+        where none of the model's does.
+    """
+    with subject.pristine() as model, torch.no_grad():
+        model.eval()
+        seed_everything(subject.seed)
+        held = trees.tensors(subject.call(model, subject.batch().clone()))
+        before = {path: tensor.detach().clone() for path, tensor in held.items()}
+        try:
+            subject.call(model, subject.batch(1).clone())
+        except SubjectError:
+            return {}
+        return {
+            path: _holder(model, tensor)
+            for path, tensor in held.items()
+            if not trees.same(tensor, before[path])
+        }
+
+
+def _holder(model: nn.Module, tensor: torch.Tensor) -> str:
+    """Return the name of the attribute whose memory a tensor shares, or an empty string."""
+    place = tensor.untyped_storage().data_ptr()
+    for name, module in model.named_modules():
+        own = {k: v for k, v in vars(module).items() if k not in ("_parameters", "_modules")}
+        buffers = own.pop("_buffers", {})
+        for path, value in {**own, **buffers}.items():
+            for other in trees.tensors(value).values():
+                if trees.address(other) and other.untyped_storage().data_ptr() == place:
+                    return f"{name}.{path}" if name else path
+    return ""
+
+
 def outlived(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...]:
     """Evaluate with other weights, load what an evaluated model saves, and evaluate again: no call of ``train`` or ``eval`` between.
 
@@ -129,6 +167,8 @@ def kept_value(model: nn.Module, path: str) -> Any:
     owner, _, key = path.rpartition(".")
     module = model.get_submodule(owner)
     value = module._buffers.get(key, vars(module).get(key, _ABSENT))
+    if value is _ABSENT and path in (outer := outer_containers(model)):
+        return shallow(outer[path])
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return copy.copy(value) if isinstance(value, list | dict | set | deque) else value
@@ -141,7 +181,11 @@ def put_value(model: nn.Module, path: str, value: Any) -> None:
     """Put back what :func:`kept_value` returned."""
     owner, _, key = path.rpartition(".")
     module = model.get_submodule(owner)
-    if value is _ABSENT:
+    if key not in {**vars(module), **module._buffers} and path in (
+        outer := outer_containers(model)
+    ):
+        restore_container(outer[path], value)
+    elif value is _ABSENT:
         vars(module).pop(key, None)
         module._buffers.pop(key, None)
     elif key in module._buffers:

@@ -31,6 +31,7 @@ from ..objects.held import (
     within,
 )
 from ..objects.peek import NONE, attributes, entries
+from .outer import OuterState
 from .tensors import TensorState, is_lazy
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class ModuleState:
         self._keep: list[Any] = []
         self._parameter_ids = {id(p) for p in module.parameters()}
         self._walk(module)
+        self._outer = OuterState(module)
         if self._iterators:
             self._hand_out_copies()
         if copy_parameters:
@@ -142,6 +144,7 @@ class ModuleState:
         for container, copy in self._containers:
             if copy or type(container) not in _PLAIN or container:  # most of them stay empty
                 restore_container(container, copy)
+        self._outer.restore()
         for put_back in self._kept:
             put_back()
         for cell, content in self._cells:

@@ -6,9 +6,10 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests import forked
 
 HERE = Path(__file__).parent
 HEAD = """
@@ -74,14 +75,15 @@ def test_pairs_of_versions_are_judged_as_it_should_be(tmp_path: Path) -> None:
     )  # a staged change counts as one that is not
     before = git(repo, "status", "--porcelain"), (repo / ".git" / "index").read_bytes()
     report = tmp_path / "report.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n2",
-         "--torchcheck", "--torchcheck-checks=against", "--torchcheck-against=main",
-         f"--torchcheck-json={report}"],
-        cwd=repo, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
-        timeout=580, check=False,
+    arguments = (
+        "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n2", "--torchcheck",
+        "--torchcheck-checks=against", "--torchcheck-against=main", f"--torchcheck-json={report}",
     )  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = forked.run(
+        forked.pytest_main, arguments, folder=repo, environment=environment, timeout=580
+    )
+    assert done.status == 1, done.out + done.err
     assert before == (git(repo, "status", "--porcelain"), (repo / ".git" / "index").read_bytes())
     found: dict[str, list[dict[str, Any]]] = {}
     for one in json.loads(report.read_text(encoding="utf-8"))["contracts"]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 MODELS = """
 import os
 from pathlib import Path
@@ -210,9 +212,9 @@ def test_contracts_with_data_run_each_time(pytester: pytest.Pytester) -> None:
 
 def test_workers_reuse_and_the_controller_keeps(project: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
-    first = project.runpytest_subprocess("--torchcheck", "--torchcheck-cached", CHECKS, "-n2", *NET)
+    first = forked.pytest_run(project, "--torchcheck", "--torchcheck-cached", CHECKS, "-n2", *NET)
     first.assert_outcomes(passed=2)
-    again = project.runpytest_subprocess("--torchcheck", "--torchcheck-cached", CHECKS, "-n2", *NET)
+    again = forked.pytest_run(project, "--torchcheck", "--torchcheck-cached", CHECKS, "-n2", *NET)
     again.assert_outcomes(skipped=2)
     again.stdout.fnmatch_lines(["torchcheck: 2 checks passed before and were not run again*"])
 

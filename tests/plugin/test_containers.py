@@ -9,6 +9,7 @@ import pytest
 import pytest_torchcheck.runner
 from pytest_torchcheck.catalogue import Check
 from pytest_torchcheck.verdicts import passed, violated
+from tests import forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,8 +111,10 @@ def test_another():
     Contract(model=lambda: nn.Linear(4, 2), inputs="B 4").check("mode-flags")
 """
     pytester.makepyfile(test_models=HEAD + source)
-    run = pytester.runpytest_subprocess if arguments else pytester.runpytest_inprocess
-    result = run(*arguments)
+    if arguments:
+        result = forked.pytest_run(pytester, *arguments)
+    else:
+        result = pytester.runpytest_inprocess()
     result.assert_outcomes(passed=2)
     told = [line for line in result.outlines if line.startswith("torchcheck:")]
     assert told == [

@@ -383,7 +383,7 @@ def test_a_replay_that_fails_for_reasons_of_its_own_is_no_cause(
             device.lose()
         """
     )
-    result = pytester.runpytest_subprocess("-n", "1", "-p", "no:randomly")
+    result = forked.pytest_run(pytester, "-n", "1", "-p", "no:randomly")
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         ["*index 7 is out of *", "*context-lost*", "*it tells nothing on the CPU*"]

@@ -10,6 +10,7 @@ from pytest_torchcheck.checks.registry import Check
 from pytest_torchcheck.findings import Culprit, Finding, Location
 from pytest_torchcheck.runner import Case
 from pytest_torchcheck.verdicts import inconclusive, passed, violated
+from tests import forked
 
 NET = """
 import torch
@@ -152,15 +153,15 @@ def test_real_findings_under_xdist_are_those_of_one_process(pytester: pytest.Pyt
     pytest.importorskip("xdist")
     pytester.makepyfile(test_net=NET)
     arguments = ("--torchcheck", "--torchcheck-checks=gradients-exist,backward", FILE)
-    alone = pytester.runpytest_subprocess(*arguments, "--torchcheck-write-baseline")
+    alone = forked.pytest_run(pytester, *arguments, "--torchcheck-write-baseline")
     assert alone.ret == pytest.ExitCode.OK
     assert lines(pytester) == ["test_net.py::net | gradients-exist | grad-none | a.bias, a.weight"]
-    again = pytester.runpytest_subprocess(*arguments, "-n2")
+    again = forked.pytest_run(pytester, *arguments, "-n2")
     assert again.ret == pytest.ExitCode.OK
     again.assert_outcomes(passed=1, xfailed=1)
     path = pytester.path / "test_net.py"
     path.write_text(path.read_text().replace(".detach()", ""))
-    gone = pytester.runpytest_subprocess(*arguments, "-n2")
+    gone = forked.pytest_run(pytester, *arguments, "-n2")
     assert gone.ret == pytest.ExitCode.TESTS_FAILED
     gone.stdout.fnmatch_lines(["FAILED known.txt:4 - this finding is gone*"])
 

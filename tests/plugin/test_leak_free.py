@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch._dynamo  # noqa: F401 - runs in this process drop what they import, and it cannot be imported twice
 
+from tests import forked
+
 NET = """
     import gc
     import pytest
@@ -211,7 +213,7 @@ def test_workers_tell_the_same(pytester: pytest.Pytester) -> None:
         torch.ones(3) * 2
         """
     )
-    result = pytester.runpytest_subprocess("-n", "2", "--strict-markers")
+    result = forked.pytest_run(pytester, "-n", "2", "--strict-markers")
     result.assert_outcomes(failed=2, passed=1)
     result.stdout.fnmatch_lines(["*global KEPT of module test_it keeps * B per repetition alive*"])
 
@@ -228,7 +230,7 @@ def test_without_the_plugin_a_declared_marker_is_inert(pytester: pytest.Pytester
         """
     )
     for arguments in (["-p", "no:torchcheck"], ["-p", "no:torchcheck", "-n", "1"]):
-        result = pytester.runpytest_subprocess("--strict-markers", *arguments)
+        result = forked.pytest_run(pytester, "--strict-markers", *arguments)
         result.assert_outcomes(passed=1)
-    result = pytester.runpytest_subprocess("--strict-markers")
+    result = forked.pytest_run(pytester, "--strict-markers")
     result.assert_outcomes(failed=1)  # declared twice is no conflict

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests import forked
+
 NETS = """
 import torch
 from torch import nn
@@ -39,7 +41,7 @@ def test_records_are_written_compared_and_written_again(pytester: pytest.Pyteste
     changed = pytester.runpytest_inprocess(*GIVEN)
     changed.assert_outcomes(failed=2)
     changed.stdout.fnmatch_lines(["*outputs changed since golden*first in last (Linear)*"])
-    pytester.runpytest_subprocess(*GIVEN, "-n2", "--torchcheck-write-record").assert_outcomes(
+    forked.pytest_run(pytester, *GIVEN, "-n2", "--torchcheck-write-record").assert_outcomes(
         passed=2
     )
     pytester.runpytest_inprocess(*GIVEN).assert_outcomes(passed=2)

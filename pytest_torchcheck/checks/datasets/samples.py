@@ -300,10 +300,14 @@ def _declared_labels(subject: Subject, part: Part) -> tuple[int | None, int, boo
 
 def split_hygiene(subject: Subject) -> Iterator[Finding]:
     """Compare every pair of splits by indices, stored rows or contents."""
-    splits_ = [part for part in data_parts(subject) if part.is_map_style]
+    parts = data_parts(subject)
+    splits_ = [part for part in parts if part.is_map_style]
     if len(splits_) < 2:
+        streams = ", ".join(part.role for part in parts if not part.is_map_style)
         yield not_applicable(
             'the contract declares one dataset; give {"train": ..., "eval": ...} to compare splits'
+            if len(parts) < 2
+            else f"samples cannot be compared by their index: {streams} is a stream"
         )
         return
     for first, second in itertools.combinations(splits_, 2):

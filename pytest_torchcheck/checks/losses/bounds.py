@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import nn
 
 from ...codes import loss as explain
-from ...objects import trees
+from ...probes.loss.free import Clamps, freed
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
-from .targets import base_slopes, loss_of_output
+from .targets import BY_SAMPLE, base_slopes, loss_of_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch import nn
+
+    from ...batches import Batch
     from ...findings import Finding
     from ...probes.loss.slopes import LossOfOutput
     from ...subject import Subject
 
+    Part = tuple[int, int] | None  # a dimension of an output and a place in it, or all of it
+
 _SHIFTS: Final = (10.0, 100.0, 1000.0)
 _LINEAR: Final = 0.5
 """Least share of the decline of a straight line: a logarithm, which falls ever more slowly, has a hundredth of it."""
+_MOST_CHANNELS: Final = 512
+"""Beyond it the units are classes or tokens, and no parameters of a distribution."""
 _EVEN: Final = 0.05
 """Relative difference up to which the loss falls on one side as it rises on the other: a linear term is meant so."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Along:
+    """The loss by a shift of one output, or of a part of it; NaN where the loss refuses it."""
+
+    loss: LossOfOutput
+    path: str
+    part: Part
+    sign: float
+
+    def __call__(self, by: float) -> float:
+        try:
+            value = self.loss.shifted(self.path, self.sign * by, self.part).run()[0]
+        except SubjectError:
+            return math.nan
+        return float(value.detach()) if value.dim() == 0 else math.nan
+
+
 def loss_bounded(subject: Subject) -> Iterator[Finding]:
-    """Shift each output by large numbers, both ways, with these targets and others.
+    """Shift each output, and some of its channels, by large numbers, both ways, with these targets and others.
 
     A critic's score or a log determinant is linear, and falls for ever on one side as it rises on
     the other: that is by design, and so is a term that rewards or punishes by its target. What is
-    blamed rises on one side faster than it falls on the other, whatever the targets are.
+    blamed falls on both sides, or rises on one faster than it falls on the other, whatever the
+    targets are.
     """
     loss = loss_of_output(subject)
     if isinstance(loss, str):
@@ -43,28 +68,42 @@ def loss_bounded(subject: Subject) -> Iterator[Finding]:
         return
     base = base_slopes(subject, loss)
     read = {} if base is None else base.by_output
-    for path in read:
-        for sign in (1.0, -1.0):
-            along = partial(_value, loss, path, sign)
-            if not _falls(along) or not _rises_otherwise(along) or not _by_itself(loss, path, sign):
+    bounded = base is not None and base.last.startswith(BY_SAMPLE)
+    freed: Freeing | None = None
+    for path in () if bounded else read:
+        for part, sign in itertools.product(_parts(loss.outputs[path]), (1.0, -1.0)):
+            along = _Along(loss, path, part, sign)
+            if not _falls(along) or not _rises_otherwise(along) or not _by_itself(along):
                 continue
-            moved = _by_bias(subject, path, sign)
+            freed = freed or Freeing(subject)
+            moved = freed.along(path, part, sign)
             if moved is not None and _falls(moved):
-                yield explain.unbounded(subject, loss, path, sign, moved(_SHIFTS[-1]))
+                lowest = moved(_SHIFTS[-1])
+                yield explain.unbounded(subject, loss, path, part, sign, lowest, freed.passed)
                 return
     if not read:
         yield inconclusive("the loss has no gradient with respect to an output")
-        return
-    yield passed(f"the loss keeps a bound while {len(read)} outputs are shifted by {_SHIFTS[-1]:g}")
+    elif bounded:
+        yield passed(
+            "the loss is a criterion of torch's and nothing else, which has a lowest value"
+        )
+    else:
+        yield passed(
+            f"the loss keeps a bound while {len(read)} outputs are shifted by {_SHIFTS[-1]:g}"
+        )
 
 
-def _value(loss: LossOfOutput, path: str, sign: float, by: float) -> float:
-    """Return the loss with an output shifted; NaN where the loss refuses it."""
-    try:
-        value = loss.shifted(path, sign * by).run()[0]
-    except SubjectError:
-        return math.nan
-    return float(value.detach()) if value.dim() == 0 else math.nan
+def _parts(output: torch.Tensor) -> Iterator[Part]:
+    """Yield what of an output is shifted: all of it, and the first and the last of its channels.
+
+    A mean and a logarithm of a variance may be the halves of one output.
+    """
+    yield None
+    dims = (1, output.dim() - 1) if output.dim() > 2 else (output.dim() - 1,)
+    for dim in dims if output.dim() > 1 else ():
+        if 1 < output.shape[dim] <= _MOST_CHANNELS:
+            yield dim, 0
+            yield dim, output.shape[dim] - 1
 
 
 def _falls(value: Callable[[float], float]) -> bool:
@@ -78,32 +117,33 @@ def _falls(value: Callable[[float], float]) -> bool:
 
 
 def _rises_otherwise(value: Callable[[float], float]) -> bool:
-    """Say whether the loss rises with the opposite shift, and in another way than it falls."""
+    """Say whether the loss changes with the opposite shift in another way than a straight line does."""
     fall = value(_SHIFTS[1]) - value(_SHIFTS[0])
     rise = value(-_SHIFTS[1]) - value(-_SHIFTS[0])  # may be infinite
+    if rise < 0:
+        return rise == -math.inf or _falls(lambda by: value(-by))
     return rise > 0 and not abs(rise + fall) <= _EVEN * abs(fall)
 
 
-def _by_itself(loss: LossOfOutput, path: str, sign: float) -> bool:
-    """Say whether the loss falls in the same way for other targets, and rises on the other side for each.
+def _by_itself(along: _Along) -> bool:
+    """Say whether the loss falls in the same way for other targets, and does on the other side as for these.
 
     What a target weighs may fall for ever: the probability of an action that is punished. So may a
     bonus, such as an entropy, beside a term that limits the output by its targets.
     """
 
-    def changes(loss: LossOfOutput) -> tuple[float, ...]:
-        fall = _value(loss, path, sign, _SHIFTS[2]) - _value(loss, path, sign, _SHIFTS[1])
-        rise = _value(loss, path, sign, -_SHIFTS[0]) - _value(loss, path, sign, 0.0)
-        return fall, rise
+    def changes(value: _Along) -> tuple[float, float]:
+        return value(_SHIFTS[2]) - value(_SHIFTS[1]), value(-_SHIFTS[0]) - value(0.0)
 
-    base, _ = changes(loss)
+    loss = along.loss
+    base, opposite = changes(along)
     others = [
-        changes(loss.of(loss.with_targets(target, other)))
+        changes(replace(along, loss=loss.of(loss.with_targets(target, other))))
         for target in loss.targets().values()
         for other in _others(target)
     ]
     return bool(others) and all(
-        rise > 0 and abs(fall - base) <= _EVEN * abs(base) for fall, rise in others
+        rise * opposite > 0 and abs(fall - base) <= _EVEN * abs(base) for fall, rise in others
     )
 
 
@@ -117,55 +157,43 @@ def _others(target: torch.Tensor) -> Iterator[torch.Tensor]:
         yield torch.zeros_like(target)
 
 
-def _by_bias(subject: Subject, path: str, sign: float) -> Callable[[float], float] | None:
-    """Return the loss of a training forward by a shift of an output's bias; None where none gives it.
+class Freeing:
+    """Runs of the model in which the bias is shifted from which an output comes.
 
-    What the model computes from the output, such as a sample, follows the shift too.
+    What the model computes from the output, such as a sample, follows the shift too. Clamps that do nothing are left
+    out: they guard a value, and a loss that drives it against them is no better for it.
+
+    Attributes:
+        passed: The lines of these clamps.
     """
-    found = _bias_of(subject, path)
-    if found is None:
-        return None
-    name, start, width = found
 
-    def value(by: float) -> float:
-        with subject.pristine() as model, torch.no_grad():
-            bias = model.get_parameter(name)
-            bias[start : start + width] += sign * by
-            model.train()
-            seed_everything(subject.seed)
-            batch = subject.batch().clone()
-            try:
-                return float(subject.compute_loss(subject.call(model, batch), batch))
-            except SubjectError:
-                return math.nan
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._clamps = Clamps()
+        with subject.pristine(steps=True) as model, torch.no_grad():
+            self._biases = freed(model, lambda: self._forward(model, subject.batch().clone()))
+        self.passed = tuple(self._clamps.lines)
 
-    return value
+    def along(self, path: str, part: Part, sign: float) -> Callable[[float], float] | None:
+        """Return the loss of a training forward by a shift; None where no bias gives it."""
+        found = self._biases.get(path)
+        if found is None or (part is not None and part[0] != found.dim):
+            return None
+        start, width = (found.start, found.width) if part is None else (found.start + part[1], 1)
 
+        def value(by: float) -> float:
+            with self._subject.pristine(steps=True) as model, torch.no_grad():
+                model.get_parameter(found.name)[start : start + width] += sign * by
+                batch = self._subject.batch().clone()
+                try:
+                    return float(self._subject.compute_loss(self._forward(model, batch), batch))
+                except SubjectError:
+                    return math.nan
 
-def _bias_of(subject: Subject, path: str) -> tuple[str, int, int] | None:
-    """Return the bias that is added last to an output: its name, its first entry there, their number."""
-    made: list[tuple[str, torch.Tensor]] = []
-    with subject.pristine() as model, torch.no_grad():
-        handles = [
-            module.register_forward_hook(
-                lambda _m, _i, out, name=name: made.append((f"{name}.bias", out))
-            )
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and module.bias is not None
-        ]
-        try:
-            model.train()
-            seed_everything(subject.seed)
-            output: Any = subject.call(model, subject.batch().clone())
-        finally:
-            for handle in handles:
-                handle.remove()
-    given = trees.floats(output).get(path)
-    for name, tensor in made:
-        if given is None or given.dim() != tensor.dim() or given.shape[:-1] != tensor.shape[:-1]:
-            continue
-        if given.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-            start = int(given.storage_offset() - tensor.storage_offset())
-            if given.stride() == tensor.stride() and start + given.shape[-1] <= tensor.shape[-1]:
-                return name, start, given.shape[-1]
-    return None
+        return value
+
+    def _forward(self, model: nn.Module, batch: Batch) -> Any:
+        model.train()
+        seed_everything(self._subject.seed)
+        with self._clamps:
+            return self._subject.call(model, batch)

@@ -16,6 +16,7 @@ from ...probes.loss.directions import shuffled, turned
 from ...probes.loss.slopes import repelled
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import penalised_in_parts, step_evidence
+from ...runs.losses.step_reads import step_reads
 from ...specs import Labels
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -171,7 +172,8 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
 
     Derivatives that are added to a loss without their graph count too, terms whose gradients no
     optimizer applies, penalties on the norm of a derivative that is not each sample's, and a step
-    whose result is the same for any targets.
+    whose result is the same for any targets, for any values of some samples, or of all of a second
+    batch.
     """
     seen = step_evidence(subject)
     if seen is None:
@@ -194,6 +196,8 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     ]
     if (unread := unread_by_step(subject)) is not None:
         found.append(unread)
+    elif (left := step_reads(subject)) is not None:
+        found.append(explain.skipped(subject, left))
     found += [
         explain.partial_norm(norm, over)
         for norm in seen.norms[:1]

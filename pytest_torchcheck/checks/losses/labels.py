@@ -16,6 +16,7 @@ from ...specs import Labels, Mask
 from ...state import seed_everything
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from ..promised import find_input
+from .answers import answer_seen
 
 _CLEAR: Final = 0.95
 """Share of the positions from which on labels count as a copy of the ids."""
@@ -193,6 +194,7 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
 
     Without the promise ``Causal``, this is asked where labels are the tokens of an input at other
     positions, and only a pull beyond the next token is told: to repeat its tokens may be a model's task.
+    Where each position is pulled to the next token, later tokens of that input must not change it.
     """
     batch = subject.batch()
     promised = subject.contract.promised("Causal")
@@ -221,7 +223,10 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         if repeats:
             yield inconclusive("the text repeats, so the shift cannot be determined")
             return
-    yield _shift_verdict(subject, found, bool(promised), repeated[0] if repeated else "targets")
+    verdict = _shift_verdict(subject, found, bool(promised), repeated[0] if repeated else "targets")
+    if verdict.status == "passed" and not promised and repeated is not None:
+        verdict = answer_seen(subject, ids, _trained_everywhere(gradients[1], ids)) or verdict
+    yield verdict
 
 
 def _shift_verdict(
@@ -243,6 +248,16 @@ def _shift_verdict(
             "the model is not declared causal, and is trained on tokens it is given"
         )
     return explain.shifted(subject, path, shift, share, labels)
+
+
+def _trained_everywhere(gradients: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, int]:
+    """Return the dimension of time of the outputs that the loss pulls to a token at each position but the last."""
+    found: dict[str, int] = {}
+    for path, grad in gradients.items():
+        wanted = _pulled(trees.dense(grad), ids)
+        if wanted is not None and bool(wanted[1][:, :-1].all()):
+            found[path] = 1 if grad.shape[:2] == ids.shape else 2
+    return found
 
 
 def _causal_ids(batch: Batch, promise: Any) -> torch.Tensor | None:

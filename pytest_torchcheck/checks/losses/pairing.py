@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...batches.rows import take_rows
 from ...codes import loss as explain
 from ...objects import trees
 from ...probes.loss.consumption import LossCall, LossWatch
@@ -264,8 +265,15 @@ def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
     batch = subject.batch()
     axes = _sample_axes(subject, batch)
     size = min((batch.tensors()[p].shape[a] for p, a in axes.items()), default=0)
-    if subject.contract.loss == "output" or size < 4:
-        yield not_applicable("the batch has fewer than the four samples that ranking needs")
+    if subject.contract.loss == "output":
+        yield not_applicable("the model computes its own loss")
+        return
+    if size < 4:
+        yield not_applicable(
+            f"the batch has {size} samples, fewer than the four that ranking needs"
+            if axes
+            else "the inputs have no axis of samples in common"
+        )
         return
     known: LossEvidence | None = subject.cache.get("loss")
     if known is None or any(
@@ -372,7 +380,7 @@ def _reordered(batch: Batch, axes: dict[str, int], index: torch.Tensor) -> Batch
     def take(path: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or path not in axes:
             return leaf
-        return leaf.detach().index_select(axes[path], index.to(leaf.device))
+        return take_rows(leaf, axes[path], index)
 
     return batch.map(take)
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...codes import loss as explain
 from ...objects import trees
-from ...probes.loss.arguments import by_own_loss, by_step, reads_no_target, targets_of
+from ...probes.loss.arguments import by_own_loss, by_step, targets_of, unread_targets
 from ...probes.loss.own import OwnLoss
 from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, pulls_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...findings import Finding, Status
+    from ...specs.tensors import TensorSpec
     from ...subject import Subject
 
 _FEW: Final = 3
@@ -36,7 +37,7 @@ Of two, a label that is taken from two samples further on would be the sample's 
 _RELATES: Final = "the loss that the model computes relates samples with each other"
 _CLASSES: Final = 4
 """How many classes are tried as the only one of a batch."""
-_BY_SAMPLE: Final = (
+BY_SAMPLE: Final = (
     "NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "SoftMarginLoss",
 )  # fmt: skip
 """Autograd nodes of torch's losses with one term per sample, where the loss is nothing else."""
@@ -154,8 +155,8 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     if isinstance(loss, str):
         yield from _of_own_loss(subject, loss)
         return
-    if paths := reads_no_target(loss.batch, lambda batch: {"loss": loss.run(batch)[0].detach()}):
-        status = _how_sure(subject, loss.batch, subject.contract.loss)
+    paths = unread_targets(loss.batch, lambda batch: {"loss": loss.run(batch)[0].detach()})
+    if (status := _how_sure(subject, loss.batch, paths, subject.contract.loss)) is not None:
         yield explain.ignored(subject, loss, paths, status)
         return
     axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
@@ -199,8 +200,9 @@ def _of_own_loss(subject: Subject, otherwise: str) -> Iterator[Finding]:
         return
     adapted, batch = subject.contract.adapted, subject.batch()
     given = adapted is not None and adapted.call is not None
-    if given and (paths := reads_no_target(batch, partial(by_own_loss, subject))):
-        yield explain.ignored(subject, None, paths, _how_sure(subject, batch, None))
+    paths = unread_targets(batch, partial(by_own_loss, subject)) if given else []
+    if (status := _how_sure(subject, batch, paths, None)) is not None:
+        yield explain.ignored(subject, None, paths, status)
         return
     try:
         found = _owned(subject)
@@ -254,41 +256,58 @@ def _owned(subject: Subject) -> list[Finding] | str:
 def unread_by_step(subject: Subject) -> Finding | None:
     """Take one step with the targets of the base batch, and one each with others, from the same state."""
     batch = subject.batch()
-    if not (paths := reads_no_target(batch, partial(by_step, subject))):
-        return None
-    status = _how_sure(subject, batch, subject.contract.train_step)
-    return explain.ignored(subject, None, paths, status)
+    paths = unread_targets(batch, partial(by_step, subject))
+    status = _how_sure(subject, batch, paths, subject.contract.train_step)
+    return None if status is None else explain.ignored(subject, None, paths, status)
 
 
-def _how_sure(subject: Subject, batch: Batch, read_by: object) -> Status:
-    """Say what it means that targets are ignored: where they are not declared as targets, perhaps nothing.
+def _how_sure(subject: Subject, batch: Batch, unread: list[str], read_by: object) -> Status | None:
+    """Say what it means that targets are not read: where they are not declared as targets, perhaps nothing.
 
     Targets of a spec are. Those that a batch is given by hand are where they fit an output: a label
     for each row of scores, or a value for each. Constants and copies of an input may stand for none,
     and so may those that ``read_by``, the loss or the step, takes as ``_`` or by a name with an
-    underscore before it.
+    underscore before it. Where others are read, a batch by hand may hold more than is used; a
+    declared target is missed for certain where it alone fits an output.
     """
+    targets = targets_of(batch)
+    if not unread:
+        return None
+    some = len(unread) < len(targets)
+    if some and batch.origin != "drawn":
+        return None
     if _named_unused(read_by, 1 if read_by is subject.contract.loss else 3):
         return "suspicious"
+    if some:
+        specs, leaves = subject.source.specs, trees.floats(output_for_loss(subject)).values()
+        fitting = [
+            {p for p, t in targets.items() if _fits(t, leaf, specs.get(p))} for leaf in leaves
+        ]
+        sure = any(paths and paths <= set(unread) for paths in fitting)
+        return "violated" if sure else "suspicious"
     inputs = [t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)]
-    for target in targets_of(batch).values():
+    for target in targets.values():
         varied = target.numel() > 1 and not bool((target == target.flatten()[0]).all())
         if not varied or any(trees.same(target, t) for t in inputs if t.shape == target.shape):
             continue
+        leaves = trees.floats(output_for_loss(subject)).values()
         if batch.origin == "drawn" or (
-            not isinstance(subject.contract.batch, DataLoader | Dataset) and _fits(subject, target)
+            not isinstance(subject.contract.batch, DataLoader | Dataset)
+            and any(_fits(target, leaf) for leaf in leaves)
         ):
             return "violated"
     return "suspicious"
 
 
-def _fits(subject: Subject, target: torch.Tensor) -> bool:
-    """Say whether a target has the form that a criterion of torch compares with an output of the model."""
-    leaves = trees.floats(output_for_loss(subject)).values()
+def _fits(target: torch.Tensor, leaf: torch.Tensor, spec: TensorSpec | None = None) -> bool:
+    """Say whether a target has the form that a criterion of torch compares with this output of the model."""
     if target.is_floating_point() or target.dtype == torch.bool:
-        return any(leaf.numel() == target.numel() for leaf in leaves)
-    rows = [leaf for leaf in leaves if leaf.dim() == target.dim() + 1 and len(leaf) == len(target)]
-    return any(1 not in (leaf.shape[1], leaf.shape[-1]) for leaf in rows if target.dim())
+        return leaf.numel() == target.numel()
+    rows = target.dim() and leaf.dim() == target.dim() + 1 and len(leaf) == len(target)
+    sizes = (leaf.shape[1], leaf.shape[-1]) if rows else ()
+    return (
+        1 not in sizes and bool(sizes) and (not isinstance(spec, Labels) or spec.classes in sizes)
+    )
 
 
 def _named_unused(function: object, place: int) -> bool:
@@ -310,7 +329,7 @@ def _judged(
     unread = [sample for sample, moved in pulls.items() if moved is None]
     if not read:
         return  # no sample's: whether the loss reads them at all is another question
-    if unread and not _masked(loss, unread):
+    if unread and not _masked(subject, loss, unread):
         yield partial(explain.unread, subject, loss, path, unread, len(pulls))
         return
     elsewhere = {s: m for s, m in read.items() if float(m[s]) <= ROUNDING * float(m.max())}
@@ -335,7 +354,7 @@ def _has_terms_apart(
     if isinstance(loss, OwnLoss):
         everywhere = all(bool((moved > 0).all()) for moved in shared.values() if moved is not None)
         return everywhere and loss.interchangeable(base, path)
-    return base.last.startswith(_BY_SAMPLE) and not _ranks(subject, loss)
+    return base.last.startswith(BY_SAMPLE) and not _ranks(subject, loss)
 
 
 def _ranks(subject: Subject, loss: LossOfOutput) -> bool:
@@ -349,7 +368,7 @@ def _ranks(subject: Subject, loss: LossOfOutput) -> bool:
     )  # fmt: skip
 
 
-def _masked(loss: LossOfOutput, unread: list[int]) -> bool:
+def _masked(subject: Subject, loss: LossOfOutput, unread: list[int]) -> bool:
     """Say whether a mask among targets or inputs leaves these samples out: zero for each of them in full."""
 
     def leaves_out(value: Any) -> bool:
@@ -360,4 +379,6 @@ def _masked(loss: LossOfOutput, unread: list[int]) -> bool:
         flags = value.dtype == torch.bool or bool(((value == 0) | (value == 1)).all())
         return flags and all(not bool(value[sample].any()) for sample in unread)
 
-    return any(map(leaves_out, loss.batch.tensors().values()))
+    specs = subject.source.specs  # of two classes, labels look like flags
+    flags = (t for p, t in loss.batch.tensors().items() if not isinstance(specs.get(p), Labels))
+    return any(map(leaves_out, flags))

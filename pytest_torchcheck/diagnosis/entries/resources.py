@@ -11,6 +11,7 @@ import torch
 
 from ...explanation import Explanation, describe, times
 from ...findings import Culprit
+from ...objects import heap
 from ...state import is_range_error
 from ...text.printable import message_of
 from ...text.units import format_bytes
@@ -44,6 +45,7 @@ def _asked(message: str) -> int | None:
 def _largest(device: str, most: int = 5) -> list[torch.Tensor]:
     """Return the largest live tensors on a device, each memory once."""
     seen: dict[int, torch.Tensor] = {}
+    heap.thaw()
     for thing in gc.get_objects():
         if type(thing) not in (torch.Tensor, torch.nn.Parameter):
             continue

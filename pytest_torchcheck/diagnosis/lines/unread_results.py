@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from ...findings import Culprit
 from ...runs.again import forward_and_loss
-from ...runs.liveness.unread import unread_parts
+from ...runs.liveness.takings import takings
 from ...verdicts import suspicious, violated
+from .parts import missed
 from .passed_on import passed_by
 
 if TYPE_CHECKING:
@@ -73,35 +74,37 @@ def _past(subject: Subject, lost: Unread) -> list[Culprit]:
 def rows(subject: Subject, idle: IdleRows) -> Finding:
     """Explain a part of a layer's outputs that reaches no output of the model."""
     module = idle.name.rpartition(".")[0] or "the model"
-    lost = next(iter(unread_parts(subject)), None)
-    summary = f"outputs {idle.start} to {idle.stop - 1} of {module} go nowhere"
+    taken = takings(subject, idle.name)
+    with subject.pristine():
+        lost = missed(taken, forward_and_loss(subject)) if taken else None
+    summary = f"outputs {idle.text} of {module} go nowhere"
     because = (
-        f"their gradients are exactly 0, and with other weights in these {idle.stop - idle.start} of {idle.total} "
+        f"their gradients are exactly 0, and with other weights in these {idle.count} of {idle.total} "
         "rows every output is bit-equal"
     )
-    culprit = Culprit("parameter", idle.name, f"rows {idle.start} to {idle.stop - 1}")
-    observed = f"{idle.name} has {idle.total} rows; no gradient comes to rows {idle.start} to {idle.stop - 1}"
+    culprit = Culprit("parameter", idle.name, f"rows {idle.text}")
+    observed = f"{idle.name} has {idle.total} rows; no gradient comes to rows {idle.text}"
     if lost is None:
         return suspicious(
             "features-unread",
             summary,
             culprits=[culprit],
+            location=taken[-1].place if taken else None,
             observed=observed,
             cause="what is computed from them reaches no output; another configuration may read it",
             because=because,
             fix=f"use them in the forward, or give {module} fewer outputs",
         )
-    slip = "" if lost.again is None else f"; line {lost.again.line} reads its sibling once more"
     return violated(
         "features-unread",
         summary,
         culprits=[
             culprit,
-            Culprit("tensor", lost.name, "is never read", lost.location),
+            Culprit("tensor", lost.name, "is not read", lost.made),
         ],
-        location=lost.again or lost.location,
+        location=lost.place,
         observed=observed,
-        cause=f"{lost.name}, unpacked on line {lost.location.line}, is never read{slip}",
+        cause=lost.cause,
         because=because,
-        fix=f"use {lost.name} where it was meant to be used, or give {module} fewer outputs",
+        fix=f"{lost.fix or f'use {lost.name} where it was meant to be used'}, or give {module} fewer outputs",
     )

@@ -10,9 +10,9 @@ from ... import sources
 from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
+from ...probes.loss.arguments import targets_of
 from ...probes.loss.own import OwnLoss
 from ...probes.numbers.finiteness import find_nonfinite
-from ...probes.recorded.operations import aligned, record
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.losses.consumption import loss_calls
 from ...verdicts import suspicious, violated
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ...findings import Location, Status
     from ...probes.loss.directions import Direction
     from ...probes.loss.slopes import LossOfOutput, Repelled, Slopes
-    from ...probes.recorded.operations import Trace
     from ...probes.recorded.watch import Op
+    from ...runs.losses.step_reads import StepReads
     from ...subject import Subject
 
 
@@ -117,9 +117,15 @@ def ignored(
         own = subject.contract.train_step
         reader = "training step" if own is not None else "loss that the model computes"
         place = sources.of_object(own) if own is not None else sources.of_own_class(subject.model)
+    others = [path for path in targets_of(subject.batch()) if path not in paths]
+    what = (
+        f"{listed(paths)} (of {len(paths) + len(others)} targets)"
+        if others
+        else f"its targets ({listed(paths)})"
+    )
     return (violated if status == "violated" else suspicious)(
         "targets-ignored",
-        f"the {reader} never reads its targets ({listed(paths)})",
+        f"the {reader} never reads {what}",
         culprits=[
             *(Culprit("target", path, "has no influence") for path in paths),
             Culprit("loss", "loss", "ignores its targets", place),
@@ -132,9 +138,15 @@ def ignored(
             "other targets, and targets that nothing can read, leave the result of the "
             f"{reader} bit-equal"
         ),
-        cause="the loss is computed only from the output",
-        because="only the targets were changed, with the same seed",
-        fix="compare the output with the targets; for a loss that needs none, declare "
+        cause=f"the loss is computed without {listed(paths)}"
+        if others
+        else "the loss is computed only from the output",
+        because=f"{listed(others)}, changed in the same way, does change it"
+        if others
+        else "only the targets were changed, with the same seed",
+        fix=f"compare an output with {listed(paths)}, or declare no such target"
+        if others
+        else "compare the output with the targets; for a loss that needs none, declare "
         + ("batch=(inputs, None)" if subject.batch().origin == "real" else "no targets"),
     )
 
@@ -219,6 +231,36 @@ def over_samples(seen: Direction) -> Finding:
     )
 
 
+def skipped(subject: Subject, seen: StepReads) -> Finding:
+    """Explain a training step that leaves out samples of its batch, or all of a later one."""
+    step = subject.contract.train_step
+    place = sources.of_object(step)
+    if seen.later:
+        return violated(
+            "targets-ignored",
+            "the training step reads its first batch alone",
+            culprits=[Culprit("call", "train_step", "never reads a later batch", place)],
+            location=place,
+            observed="a second step with other samples gives bit-equal weights, gradients and loss",
+            cause="the step keeps its first batch, or what it made of it",
+            because="other samples in the first step do change its result",
+            fix="compute the loss from the inputs and targets of each call",
+        )
+    names = ", ".join(map(str, seen.skipped[:4])) + (", ..." if len(seen.skipped) > 4 else "")
+    return (violated if seen.sure else suspicious)(
+        "target-unread",
+        f"the training step never reads {len(seen.skipped)} of its {seen.size} samples",
+        culprits=[Culprit("call", "train_step", f"leaves out samples {names}", place)],
+        location=place,
+        observed=f"other inputs and targets of sample {names} leave weights, gradients and loss "
+        "bit-equal",
+        cause="the step is computed over a part of the batch",
+        because="another sample in place of one that is read does change the result, "
+        "under the same seed",
+        fix="train on every sample: check slices, and loops over parts of the batch",
+    )
+
+
 def shuffled(seen: Direction) -> Finding:
     """Explain a step that gives its loss the targets of the batch in another order than the samples'."""
     return violated(
@@ -226,59 +268,11 @@ def shuffled(seen: Direction) -> Finding:
         "the training step compares samples with the targets of others",
         culprits=[Culprit("call", seen.function, "gets targets of other samples", seen.place)],
         location=seen.place,
-        observed=f"{seen.function} gets the targets of the batch in another order: those of "
-        f"{seen.moved} samples differ from their own",
-        cause="the targets are reordered on their way to the loss, and the inputs are not",
-        because="the model was given the inputs of the batch in their own order",
+        observed=f"{seen.function} gets the targets in another order than the model got the samples: "
+        f"those of {seen.moved} samples differ from their own",
+        cause="inputs and targets are not reordered alike on their way to the loss",
+        because="both are rows of the batch: which ones was read off their values",
         fix="keep the targets in the order of the samples, or index inputs and targets alike",
-    )
-
-
-def unbounded(
-    subject: Subject, loss: LossOfOutput, path: str, sign: float, lowest: float
-) -> Finding:
-    """Explain a loss that falls without end as one output grows.
-
-    Args:
-        subject: Whose loss.
-        loss: The loss as a function of the output.
-        path: Of the output.
-        sign: Which way it grows.
-        lowest: The loss with the output's bias shifted by 1000.
-    """
-
-    def traced(by: float) -> Trace:
-        return record(lambda: loss.shifted(path, by).run()[0])
-
-    first, then = traced(0.0), traced(sign * 1e3)
-    shape = tuple(loss.outputs[path].shape)
-    term = None
-    for a, b in aligned(first, then):
-        if a is None or b is None:
-            continue
-        for one, two in zip(a.results, b.results, strict=True):
-            before, after = first.values[one], then.values[two]
-            if before.shape != shape or before.values is None or after.values is None:
-                continue
-            # the last operation on single elements that falls with the output: the term as it is summed
-            if float((after.values - before.values).mean()) < -1.0:
-                term = a.op
-    place = (term.location if term is not None else None) or loss_line(subject)
-    way = "+inf" if sign > 0 else "-inf"
-    return violated(
-        "loss-unbounded",
-        f"the loss falls without end as {path} goes to {way}",
-        culprits=[
-            Culprit(kind="output", name=path, detail=f"goes to {way}", location=place),
-            Culprit(kind="loss", name="loss", detail="has no lowest value", location=place),
-        ],
-        location=place,
-        observed=f"with {path} shifted by {sign * 1e3:g}, the loss of a training forward is {lowest:.4g}",
-        cause=f"a term in {path} has the wrong sign: it rewards what it should limit",
-        because=f"the loss rises when {path} is shifted the other way, and it falls alike for any targets",
-        fix="compare the signs on this line with the formula; a KL divergence to a standard normal is "
-        "0.5 * (exp(log_var) + mean**2 - 1 - log_var), a Gaussian likelihood "
-        "0.5 * (log_var + (target - mean)**2 / exp(log_var))",
     )
 
 

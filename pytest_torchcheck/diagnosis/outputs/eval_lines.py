@@ -15,6 +15,7 @@ from ...probes.randomness import find_draws
 from ...probes.recorded.watch import Watch, name_of, tensors_in
 from ...record.tracing import find_line, line_of
 from ...state import seed_everything
+from ...state.outer import outer_containers
 from ...subject.errors import SubjectError
 from ..crashes.place import Place
 from ..lines.conditions import deciding
@@ -247,4 +248,6 @@ def _attributes(model: torch.nn.Module) -> dict[str, tuple[Any, int]]:
         for key, value in own.items():
             size = len(value) if isinstance(value, list | dict | set | deque) else 0
             found[f"{name}.{key}" if name else key] = (value, size)
+    for name, value in outer_containers(model).items():
+        found.setdefault(name, (value, len(value)))
     return found

@@ -239,6 +239,31 @@ def remembers(
     )
 
 
+def overwrites(subject: Subject, lost: dict[str, str]) -> Finding:
+    """Explain outputs that the next call writes to.
+
+    Args:
+        subject: Whose model.
+        lost: By the paths of the outputs, the attribute whose memory they share, or an empty string.
+    """
+    kept = list(dict.fromkeys(name for name in lost.values() if name))
+    named, what = _keepers(subject, kept) if kept else [], names_text(list(lost))
+    place = next((one.location for one in named if one.location is not None), None)
+    return violated(
+        "output-overwritten",
+        f"the next call overwrites {what}",
+        culprits=[*(Culprit("output", path, "is overwritten") for path in lost), *named],
+        location=place or sources.of_object(type(subject.model).forward),
+        observed=f"an evaluation of other data changes the values of {what} of the one before",
+        cause=f"{what} {have(list(lost), 'shares')} the memory of {names_text(kept)}, which each call "
+        "writes to"
+        if kept
+        else "every call writes its result to the same memory",
+        because="the first output was held, and compared with a copy after the second call",
+        fix="return a copy, as clone() makes it, or a new tensor in each call",
+    )
+
+
 def trains_otherwise(subject: Subject, moved: list[str]) -> Finding:
     """Explain a training forward that an evaluation before it changes."""
     kept = list(forward_facts(subject).keeps)

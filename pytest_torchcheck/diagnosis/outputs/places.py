@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ... import sources
+from ...batches.rows import choose_rows
 from ...findings import Culprit
 from ...probes.recorded.divergence import (
     Divergence,
@@ -88,12 +89,9 @@ def with_entry(batch: Batch, other: Batch, axes: Mapping[str, int], entry: int) 
     def change(path: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or path not in axes:
             return leaf
-        index = torch.arange(leaf.shape[axes[path]], device=leaf.device) == entry
-        shape = [1] * leaf.dim()
-        shape[axes[path]] = -1
-        return torch.where(
-            index.view(shape), fresh[path].to(leaf.device, leaf.dtype), leaf.detach()
-        )
+        axis = axes[path]
+        keep = torch.arange(leaf.shape[axis]) != entry
+        return choose_rows(keep, leaf, fresh[path].to(leaf.dtype), axis)
 
     return batch.map(change)
 

@@ -211,6 +211,19 @@ def size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
     )
 
 
+def step_size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
+    """Explain a training step that raises on a batch with one sample less than the declared one."""
+    known = _explained(subject, batch, error)
+    (size,) = (batch.sizes[name] for name in (subject.source.batch_symbol,) if name is not None)
+    return explained(
+        known,
+        code="size-crash" if known.code == "crash" else known.code,
+        summary=f"the step runs on {size + 1} samples and not on {size}: {known.summary}",
+        observed=f"{batch.describe()}; {known.observed}",
+        evidence={"sizes": dict(batch.sizes), "batch": batch.describe()},
+    )
+
+
 def _explained(subject: Subject, batch: Batch, error: SubjectError) -> Explanation:
     with subject.pristine(steps=True) as model:
         model.eval()  # as the run that raised

@@ -13,6 +13,7 @@ from ... import sources
 from ...explanation import listed, on_line
 from ...findings import Culprit, Finding, Location
 from ...measure.evidence import short
+from ...objects import heap
 from ...probes.holding.held_by_models import holdings
 from ...runs.training.observation import checksums
 from ...state import seed_everything
@@ -309,6 +310,7 @@ def _detached(subject: Subject, names: Collection[str]) -> dict[str, int] | None
 
 def held_by_cache(twin: nn.Module) -> Finding | None:
     """Explain a copy that lives on after its last use, where a function of the user's caches what it was called with."""
+    heap.thaw()
     for thing in gc.get_objects():
         if not issubclass(type(thing), functools._lru_cache_wrapper):  # wakes no lazy proxy
             continue

@@ -21,6 +21,7 @@ from ...runs.outputs import gap, outputs_of
 from ...runs.pieces import Piece, per_sample, pieces, plain
 from ...runs.variants.settling import other_statistics
 from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
     Raises:
         SubjectError: The model raised.
     """
-    symbol = subject.source.batch_symbol
-    size = subject.batch().sizes.get(symbol) if symbol is not None else None
-    kept = [piece for piece in changed if not per_sample(piece, size)]
+    kept = _of_no_sample(subject, changed)
     if not kept:
         return None
     names = {piece.name for piece in kept}
@@ -69,6 +68,41 @@ def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
     if not confirmed and names <= set(values):
         return None  # what decides is none of them
     return _unsaved(guilty or kept, parted, alone=bool(guilty), confirmed=confirmed)
+
+
+def _of_no_sample(subject: Subject, changed: list[Piece]) -> list[Piece]:
+    """Return the pieces that do not have one entry per sample.
+
+    A width may equal the batch's size by chance: a tensor that keeps its shape with a sample less
+    has no entry of it.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    symbol = subject.source.batch_symbol
+    size = subject.batch().sizes.get(symbol) if symbol is not None else None
+    doubtful = [piece for piece in changed if per_sample(piece, size)]
+    kept = [piece for piece in changed if piece not in doubtful]
+    if not doubtful or size is None or size < 3:
+        return kept
+    with subject.pristine() as model, torch.no_grad():
+        model.train()
+        seed_everything(subject.seed)
+        try:
+            subject.call(
+                model, subject.source.rows(subject.batch().clone(), torch.arange(size - 1))
+            )
+        except SubjectError:  # what it holds fits one size of batch only
+            return kept
+        now = pieces(model)
+    return kept + [
+        piece
+        for piece in doubtful
+        if (other := now.get(piece.name)) is not None
+        and isinstance(other.value, torch.Tensor)
+        and isinstance(piece.value, torch.Tensor)
+        and other.value.shape == piece.value.shape
+    ]
 
 
 def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bool) -> Finding:

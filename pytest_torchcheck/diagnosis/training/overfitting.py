@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...batches.rows import flat_rows
 from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
 from ...objects import trees
@@ -344,8 +345,7 @@ _ALIKE = (
 
 def _gaps(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     """Return the largest difference of each two rows, relative to the largest element."""
-    rows = trees.dense(tensor.detach()).cpu().movedim(axis, 0)[:_COMPARED]
-    rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
+    rows = flat_rows(tensor, axis)[:_COMPARED].cpu()
     rows = rows.to(torch.complex128 if rows.is_complex() else torch.float64)
     return (rows[:, None] - rows[None]).abs().amax(-1) / max(float(rows.abs().max()), 1e-300)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pytest_torchcheck import sources
 
+from ...objects import heap
 from ...record.lines import traced
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Roots:
         parents: dict[int, Any] = {id(tensor): None}
         things: dict[int, Any] = {id(tensor): tensor}
         level: list[Any] = [tensor]
+        heap.thaw()
         ours = {id(self.__dict__), id(self), id(self._dicts), id(parents), id(things)}
         root: Any = None
         fallback: Any = None
@@ -306,6 +308,7 @@ def _sharing(function: types.FunctionType, variable: str) -> list[Any]:
     """Return the functions that close over the same variable, the given one first."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cell = cells.get(variable)
+    heap.thaw()
     others = [
         thing
         for thing in gc.get_objects()

@@ -22,6 +22,7 @@ from pytest_torchcheck.probes.memory.allocations import STOPS, Allocation, named
 from pytest_torchcheck.probes.memory.replay import location_of
 from pytest_torchcheck.probes.memory.tracker import MemoryTracker
 
+from ...objects import heap
 from .live_bytes import LiveBytes
 
 if TYPE_CHECKING:
@@ -287,6 +288,7 @@ def _carriers(addresses: set[int]) -> list[tuple[Tensor, bool, int]]:
     Each is ``(tensor, by its graph rather than its own storage, bytes or nodes that it keeps)``.
     """
     found = []
+    heap.thaw()
     with torch._C.DisableTorchFunctionSubclass():  # any class of the process, which may refuse
         for thing in gc.get_objects():
             if not issubclass(type(thing), Tensor):  # isinstance would wake lazy proxies

@@ -20,6 +20,7 @@ from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.subject.gradients import clear_gradients
 
+from ...objects import heap
 from ...record.lines import traced
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def tensor_cache(subject: Subject, *, training: bool) -> TensorCache | None:
     Every entry that they add must hold a tensor that is none of the batch, nor a view of one: an
         input may come again.
     """
+    heap.thaw()
     cached: list[Any] = [o for o in gc.get_objects() if type(o) is _Cached and _is_users(o)]
     if not cached:
         return None

@@ -114,8 +114,8 @@ def _divergence(
     return ""
 
 
-def reads_no_target(batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]) -> list[str]:
-    """Return the paths of all targets where none of them has an influence, else an empty list.
+def unread_targets(batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]) -> list[str]:
+    """Return the paths of the targets that have no influence.
 
     Tried are targets in another order, and values that nothing can read without a trace.
 
@@ -129,14 +129,21 @@ def reads_no_target(batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]
         return []
     try:
         base = run(batch)
-        for target in targets.values():
-            for other in (target.flip(0) if target.dim() else target, _unreadable(target)):
-                if not _same(base, run(with_target(batch, target, other))):
-                    return []
     except SubjectError:
-        return []  # it is read, and refused
-    finite = all(bool(torch.isfinite(t).all()) for t in trees.floats(base).values())
-    return list(targets) if base and finite else []
+        return []
+    if not base or not all(bool(torch.isfinite(t).all()) for t in trees.floats(base).values()):
+        return []
+
+    def reads(target: torch.Tensor) -> bool:
+        for other in (target.flip(0) if target.dim() else target, _unreadable(target)):
+            try:
+                if not same_results(base, run(with_target(batch, target, other))):
+                    return True
+            except SubjectError:
+                return True  # it is read, and refused
+        return False
+
+    return [path for path, target in targets.items() if not reads(target)]
 
 
 def targets_of(batch: Batch) -> dict[str, torch.Tensor]:
@@ -152,8 +159,8 @@ def with_target(batch: Batch, old: torch.Tensor, new: torch.Tensor) -> Batch:
     return replace(batch, targets=changed)
 
 
-def by_step(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
-    """Return the loss, parameters and gradients after one step of training with a batch.
+def by_step(subject: Subject, *batches: Batch, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return the loss, parameters and gradients after steps of training, one with each batch.
 
     Empty where no parameter moves and no gradient is left: nothing would show what was read.
 
@@ -162,10 +169,12 @@ def by_step(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
     """
     with subject.pristine(steps=True) as model:
         model.train()
-        seed_everything(subject.seed)
+        seed_everything(subject.seed + seed)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         optimizer = subject.make_optimizer(model)
-        loss = subject.train_step(model, optimizer, batch.clone())
+        loss = None
+        for batch in batches:
+            loss = subject.train_step(model, optimizer, batch.clone())
         made = {name: p.detach().clone() for name, p in model.named_parameters()}
         grads = {
             f"gradient {n}": p.grad.clone()
@@ -189,7 +198,8 @@ def by_own_loss(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
     return {"loss": subject.compute_loss(output, batch).detach().clone()}
 
 
-def _same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+def same_results(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    """Say whether two runs returned the same tensors, bit by bit."""
     return one.keys() == two.keys() and all(trees.same(one[key], two[key]) for key in one)
 
 

@@ -72,11 +72,13 @@ class Comparisons:
     Attributes:
         labels: The tensors of the batch that may be labels; nothing is noted without any.
         hooked: Whether gradients are taken as they pass, in a backward that the user runs.
+        order: In which order the model was given the samples; None for their own.
     """
 
     def __init__(self) -> None:
         self.labels: list[Tensor] = []
         self.hooked = False
+        self.order: tuple[int, ...] | None = None
         self._found: list[_Comparison] = []
         self._passed: dict[int, Tensor] = {}
 
@@ -134,6 +136,8 @@ class Comparisons:
         for label in self.labels:
             if target.numel() != label.numel():
                 continue
+            if self.order is not None and len(self.order) == len(label):
+                label = label[list(self.order)]
             if bool((target.flatten() == label.flatten().to(target.dtype)).all()):
                 return 0
             if target.shape == label.shape and same_rows(target, label.to(target.dtype)):
@@ -226,6 +230,14 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 def _is_minus(loss: float, value: float) -> bool:
     return value > 0 and abs(loss + value) <= 1e-4 * value
+
+
+def order_of(given: Tensor, batch: Tensor) -> tuple[int, ...] | None:
+    """Return in which order a tensor has the rows of another; None where it has others, or two are equal."""
+    if not given.dim() or not same_rows(given, batch):
+        return None
+    found = [[at for at, other in enumerate(batch) if torch.equal(row, other)] for row in given]
+    return tuple(places[0] for places in found) if all(len(f) == 1 for f in found) else None
 
 
 def same_rows(one: Tensor, other: Tensor) -> bool:

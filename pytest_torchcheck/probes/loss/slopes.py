@@ -108,9 +108,17 @@ class LossOfOutput:
             return True
         return now is None or now.value != base.value
 
-    def shifted(self, path: str, by: float) -> LossOfOutput:
-        """Return the loss of outputs of which one has a number added to all of its elements."""
-        other = {id(self.outputs[path]): trees.dense(self.outputs[path]).detach() + by}
+    def shifted(self, path: str, by: float, part: tuple[int, int] | None = None) -> LossOfOutput:
+        """Return the loss of outputs of which one has a number added.
+
+        Args:
+            path: Of the output.
+            by: The number.
+            part: A dimension and a place in it; all elements of the output if None.
+        """
+        moved = trees.dense(self.outputs[path]).detach().clone()
+        (moved if part is None else moved.select(*part)).add_(by)
+        other = {id(self.outputs[path]): moved}
         return LossOfOutput(self._subject, trees.substitute(self._output, other), self.batch)
 
     def at(self, path: str, values: torch.Tensor) -> LossOfOutput:

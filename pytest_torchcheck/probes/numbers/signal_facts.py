@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...findings import Location
+    from .views import Moved
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -124,6 +125,8 @@ class Signals:
             output of the first.
         unread: Functions whose results nothing read.
         averaging: Products of softmax weights with values.
+        views: How many views of two dimensions or more were taken.
+        moved: Those of them that move a dimension.
     """
 
     taps: list[Tap] = field(default_factory=list)
@@ -135,6 +138,8 @@ class Signals:
     chains: list[tuple[str, str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     averaging: list[Averaging] = field(default_factory=list)
+    views: int = 0
+    moved: list[Moved] = field(default_factory=list)
 
 
 _PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm"})

@@ -23,6 +23,7 @@ from ..recorded.watch import (
     version_of,
 )
 from .signal_facts import WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
+from .views import SEEN, Views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -115,6 +116,7 @@ class SignalWatch(Watch):
         self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
         self._reads = Reads()
         self._weights = Weights()
+        self._views = Views()
 
     def __exit__(
         self,
@@ -124,6 +126,7 @@ class SignalWatch(Watch):
     ) -> None:
         super().__exit__(kind, error, traceback)
         self.seen.unread = self._reads.unread()
+        self.seen.views, self.seen.moved = self._views.seen, self._views.found
         self.seen.chains = [
             (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
         ]
@@ -225,6 +228,9 @@ class SignalWatch(Watch):
         outside = not in_backward()
         if outside and name in WATCHED:
             self._average(name, args, kwargs, result)
+        if outside and name in SEEN:
+            module = self.scopes[-1].name if self.scopes else ""
+            self._views.called(name, args, result, module, self.locate)
         if outside:
             source = None
             given = operands(args, kwargs)

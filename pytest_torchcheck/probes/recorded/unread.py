@@ -84,16 +84,6 @@ class Reads:
         """Return the keys of the calls whose results were never read, and are gone."""
         return [m.key for m in self._every if not m.read and all(map(m.lost, m.tensors))]
 
-    def unread_parts(self) -> list[tuple[Any, int]]:
-        """Return the keys of the calls of which another result was read, each with the number of one that was not."""
-        return [
-            (made.key, number)
-            for made in self._every
-            if made.read
-            for number, tensor in enumerate(made.tensors)
-            if made.lost(tensor)
-        ]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -119,7 +109,6 @@ class UnreadWatch(Watch):
     Attributes:
         unread: After the block, the places of which no result was read.
         read: Those of which one was.
-        parts: The places of which the same one of several results was never read, with its number.
     """
 
     def __init__(self) -> None:
@@ -128,7 +117,6 @@ class UnreadWatch(Watch):
         self._made: Counter[Place] = Counter()
         self.unread: list[Place] = []
         self.read: set[Place] = set()
-        self.parts: list[tuple[Place, int]] = []
 
     def __exit__(
         self,
@@ -139,8 +127,6 @@ class UnreadWatch(Watch):
         super().__exit__(kind, error, traceback)
         unread = Counter(self._reads.unread())
         self.unread = [place for place, n in unread.items() if n == self._made[place]]
-        parts = Counter(self._reads.unread_parts())
-        self.parts = [part for part, n in parts.items() if n == self._made[part[0]]]
         self.read = {place for place in self._made if place not in self.unread}
 
     def before(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -24,25 +24,45 @@ _MOST_PARTS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleRows:
-    """A block of rows of a layer's weight.
+    """A block of rows of a layer's weight, or one that comes again in every period, as within each head.
 
     Attributes:
         name: Of the weight.
-        start, stop: The rows.
-        total: How many the weight has.
+        start, stop: The rows within a period.
+        period: After how many rows the block comes again; all of them where it stands once.
+        total: How many rows the weight has.
     """
 
     name: str
     start: int
     stop: int
+    period: int
     total: int
+
+    @property
+    def count(self) -> int:
+        """How many rows these are."""
+        return (self.stop - self.start) * (self.total // self.period)
+
+    @property
+    def text(self) -> str:
+        """Say which rows these are."""
+        last = self.stop - 1
+        block = f"{self.start} to {last}" if last > self.start else str(last)
+        return block if self.period == self.total else f"{block} of every {self.period}"
+
+    def within(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return these rows of a tensor, as a view."""
+        part: torch.Tensor = tensor.unflatten(0, (-1, self.period))[:, self.start : self.stop]
+        return part
 
 
 def silent_rows(model: nn.Module) -> tuple[IdleRows, ...]:
     """Return the blocks of rows to which the gradients that a model holds now are exactly zero.
 
     A block is one of 2 to 16 equal parts, or several next to each other, as ``chunk`` and slices make
-    them. Layers of which no row, or every row, has a gradient have none.
+    them, of the whole or of each of its equal periods. Layers of which no row, or every row, has a
+    gradient have none.
     """
     return tuple(_silent_rows(model))
 
@@ -53,17 +73,30 @@ def _silent_rows(model: nn.Module) -> Iterator[IdleRows]:
         if weight is None or weight.grad is None or weight.grad.layout != torch.strided:
             continue
         grad = weight.grad.detach().flatten(1)
-        total = len(grad)
-        if total < 4 or grad.is_meta or bool((grad[:, 0] != 0).all()):
+        if len(grad) < 4 or grad.is_meta or bool((grad[:, 0] != 0).all()):
             continue  # one number of each row says it of nearly every layer
-        rows = (grad == 0).all(1).nonzero().flatten().tolist()
-        if not 1 < len(rows) < total or rows[-1] - rows[0] + 1 != len(rows):
+        idle = (grad == 0).all(1)
+        if not 1 < int(idle.sum()) < len(idle):
             continue
-        start, stop = rows[0], rows[-1] + 1
-        sizes = (total // parts for parts in range(2, _MOST_PARTS + 1) if total % parts == 0)
-        if any(size > 1 and start % size == 0 and stop % size == 0 for size in sizes):
+        start, stop, period = _block(idle)
+        sizes = (period // parts for parts in range(2, _MOST_PARTS + 1) if period % parts == 0)
+        least = 1 if period < len(idle) else 2
+        if any(size >= least and start % size == 0 and stop % size == 0 for size in sizes):
             where = f"{name}.weight" if name else "weight"
-            yield IdleRows(name=where, start=start, stop=stop, total=total)
+            yield IdleRows(name=where, start=start, stop=stop, period=period, total=len(idle))
+
+
+def _block(idle: torch.Tensor) -> tuple[int, int, int]:
+    """Return the one block of idle rows within the shortest period; none where there are several."""
+    total = len(idle)
+    period = next(
+        size
+        for size in range(2, total + 1)
+        if total % size == 0 and bool((idle.view(-1, size) == idle[:size]).all())
+    )
+    rows = idle[:period].nonzero().flatten().tolist()
+    whole = rows[-1] - rows[0] + 1 == len(rows)
+    return rows[0] if whole else 1, rows[-1] + 1 if whole else 0, period
 
 
 def without_effect(subject: Subject, rows: IdleRows) -> bool:
@@ -90,7 +123,7 @@ def _same(subject: Subject, rows: IdleRows, sign: float, *, index: int, train: b
         generator = torch.Generator().manual_seed(subject.seed)
         for tensor in owner._parameters.values():
             if tensor is not None and len(tensor) == rows.total:
-                part = tensor[rows.start : rows.stop]
+                part = rows.within(tensor)
                 noise = sign * torch.randn(part.shape, generator=generator).to(part)
                 part.add_(noise * (3.0 * float(tensor.abs().max()) + 1.0))
         seed_everything(subject.seed)

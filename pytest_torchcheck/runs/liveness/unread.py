@@ -28,8 +28,7 @@ class Unread:
 
     Attributes:
         kind: ``dropped`` by a statement that only computes it, ``bound`` to a name that its function never
-            reads, ``overwritten`` by a later statement that binds the name again, or ``unpacked`` beside others
-            that are read.
+            reads, or ``overwritten`` by a later statement that binds the name again.
         op: The function of torch that made it.
         text: What computes it, as the source says it.
         name: The variable, where it has one.
@@ -37,7 +36,7 @@ class Unread:
         again: The line that binds the name again, or that reads once more a name that is bound beside it.
     """
 
-    kind: Literal["dropped", "bound", "overwritten", "unpacked"]
+    kind: Literal["dropped", "bound", "overwritten"]
     op: str
     text: str
     name: str
@@ -57,34 +56,6 @@ def unread_results(subject: Subject) -> list[Unread]:
     judged = (_judged(place) for place in places if place not in elsewhere)
     found = {(one.location.file, one.location.line, one.op): one for one in judged if one}
     return list(found.values())
-
-
-def unread_parts(subject: Subject) -> list[Unread]:
-    """Return the names that a forward in train mode unpacks from a result, and reads nowhere.
-
-    That is no mistake of its own: of ``values, indices = scores.topk(k)`` often one is enough.
-    """
-    found = []
-    for place, number in _watched(subject, train=True).parts:
-        statement, around = _around(place)
-        file, function = place.file, place.function
-        if around is None or not isinstance(statement, ast.Assign):
-            continue
-        names = _unpacked(statement)
-        if number >= len(names) or names[number].startswith("_") or _reads(around, names[number]):
-            continue
-        slip = _slip(around, statement, names[number])
-        found.append(
-            Unread(
-                kind="unpacked",
-                op=place.op,
-                text=_text(file, statement.value),
-                name=names[number],
-                location=sources.of_line(file, statement.lineno, function),
-                again=None if slip is None else sources.of_line(file, slip, function),
-            )
-        )
-    return found
 
 
 def _watched(subject: Subject, *, train: bool) -> UnreadWatch:

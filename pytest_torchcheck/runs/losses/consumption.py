@@ -120,7 +120,7 @@ class LossEvidence:
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
     ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train
-    nothing, ``fed`` whether a step gave the model its samples in their order,
+    nothing, ``fed`` whether a step gave the model its samples in one order,
     ``crossed`` the probabilities that meet log-probabilities of another dimension.
     """
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...objects import trees
 from ...probes.gradient.penalties import PartialNorms, Turned, reflected
 from ...probes.loss.consumption import LossWatch
-from ...probes.loss.directions import same_rows
+from ...probes.loss.directions import order_of
 from ...probes.loss.terms import Terms
 from ...probes.recorded.watch import name_of, tensors_in
 from ...state import seed_everything
@@ -39,7 +39,7 @@ class _StepWatch(LossWatch):
         batch: All tensors of the batch.
 
     Attributes:
-        orders: Whether modules got the samples of the batch in their order (True), or in another.
+        orders: In which orders modules got the samples of the batch.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class _StepWatch(LossWatch):
         self.between((), targets)
         self.comparisons.of(batch)
         self.comparisons.hooked = True
-        self.orders: set[bool] = set()
+        self.orders: set[tuple[int, ...]] = set()
         self._batch = [tensor for tensor in self.comparisons.labels if tensor.is_floating_point()]
 
     def after(
@@ -73,7 +73,9 @@ class _StepWatch(LossWatch):
         """Take the outputs of a module that no other module called."""
         if len(self.scopes) == 1:
             pairs = [(a, b) for a in tensors_in(args) for b in self._batch if a.shape == b.shape]
-            self.orders |= {trees.same(a, b) for a, b in pairs if same_rows(a.detach(), b)}
+            found = [order_of(a.detach(), b) for a, b in pairs]
+            self.orders |= {order for order in found if order is not None}
+            self.comparisons.order = next(iter(self.orders)) if len(self.orders) == 1 else None
             self.between(list(tensors_in(result)), ())
 
 
@@ -109,7 +111,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             norms=tuple(watch.norms.found),
             idle=tuple(watch.terms.idle(model)),
             directions=watch.comparisons.directions(value),
-            fed=watch.orders == {True},
+            fed=len(watch.orders) == 1,
             crossed=tuple(watch.axes.found),
         )
 

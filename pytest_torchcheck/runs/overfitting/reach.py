@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...batches.rows import flat_rows
 from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -94,7 +95,7 @@ def _rows(subject: Subject, batch: Batch, paths: dict[str, torch.Tensor]) -> tor
         return None
     axes = subject.source.axes(symbol)
     rows = [
-        trees.dense(t).movedim(axes[path], 0).reshape(t.shape[axes[path]], -1).to(torch.float64)
+        flat_rows(t, axes[path]).to(torch.float64)
         for path, t in paths.items()
         if path in axes and t.dim() and not t.is_complex()
     ]

@@ -56,7 +56,7 @@ class Net(nn.Module):
 
 net = Contract(
     model=Net, inputs=Tokens("B T", vocab=20), targets=Labels("B", classes=3), loss=F.cross_entropy,
-    sizes={"B": (1, 4), "T": (2, 12)},
+    sizes={"B": (1, 3), "T": (2, 12)},
 )
 """
 

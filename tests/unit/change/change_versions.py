@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck.change.check import against
@@ -36,6 +38,7 @@ class Here:
 
     def __init__(self, tree: Tree, contract: Contract | None) -> None:
         self.tree = tree
+        self._described: Any = None
         self._served = None
         if contract is not None:
             self._served = Served(contract, {"device": "cpu", "dtype": None, "seed": 0})
@@ -43,7 +46,9 @@ class Here:
     def description(self) -> Any:
         if self._served is None:
             raise UnavailableError("there is no such contract at main", code="contract-new")
-        return self._ask("description")
+        if self._described is None:
+            self._described = self._ask("description")
+        return copy.deepcopy(self._described)
 
     def outcome(self, way: Way) -> Outcome:
         return Outcome.of_plain(self._ask("outcome", way=way))
@@ -75,17 +80,26 @@ def load(folder: Path, name: str, text: str) -> Any:
     return module
 
 
+def before(folder: Path, was: str) -> Here:
+    """Return the old version of a contract ``net``, which several new ones may be compared with."""
+    tree = Tree(
+        reference=Reference(text="main", commit="0" * 40, top=folder / "now"), folder=folder
+    )
+    old = load(folder / "tree", f"was_{abs(hash((str(folder), was)))}", was)
+    return Here(tree, getattr(old, "net", None))
+
+
 def compare(
-    folder: Path, was: str, now: str, *, allowed: tuple[str, ...] = ()
+    folder: Path, was: str | Here, now: str, *, allowed: tuple[str, ...] = ()
 ) -> dict[str, Finding]:
     """Return what is found between two texts that declare a contract ``net``, by code."""
-    reference = Reference(text="main", commit="0" * 40, top=folder / "now")
-    tree = Tree(reference=reference, folder=folder)
-    old = load(folder / "tree", f"was_{abs(hash((str(folder), was)))}", was)
-    new = load(folder / "now", f"now_{abs(hash((str(folder), now)))}", now)
+    old = before(folder, was) if isinstance(was, str) else was
+    top = folder / "now"
+    old.tree = replace(old.tree, reference=replace(old.tree.reference, top=top))
+    new = load(top, f"now_{abs(hash((str(folder), now)))}", now)
     subject = Subject(new.net)
     try:
-        made = list(against(subject, Here(tree, getattr(old, "net", None)), allowed=allowed))
+        made = list(against(subject, old, allowed=allowed))
     finally:
         subject.close()
     return {finding.code: finding for finding in made}

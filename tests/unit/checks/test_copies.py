@@ -89,3 +89,55 @@ def test_a_sound_model_runs_once_for_both():
         "a pickled copy gives the same outputs",
         "a deep copy gives the same outputs after 2 tensors of the original changed",
     ]
+
+
+class Tapped(nn.Module):
+    """Reads a layer's result where a hook that closes over the model left it."""
+
+    def __init__(self, strict: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.strict = nn.Linear(5, 8), nn.Linear(8, 3), strict
+        self.taps: list[torch.Tensor] = []
+
+        def tap(module, given, made):
+            self.taps.append(made)
+
+        self.body.register_forward_hook(tap)
+
+    def forward(self, x):
+        made = self.body(x)
+        taken = self.taps.pop() if self.strict or self.taps else made * 0
+        return self.head(torch.relu(taken))
+
+
+class TappedByMethod(Tapped):
+    """A method is bound to the copy."""
+
+    def __init__(self) -> None:
+        super().__init__(True)
+        self.body._forward_hooks.clear()
+        self.body.register_forward_hook(self.tap)
+
+    def tap(self, module, given, made):
+        self.taps.append(made)
+
+
+@pytest.mark.parametrize(
+    ("strict", "summary"),
+    [
+        (True, "a deep copy of Tapped raises IndexError: pop from empty list"),
+        (False, "a deep copy of Tapped gives different outputs"),
+    ],
+)
+def test_a_hook_that_closes_over_the_original_is_named(strict, summary):
+    contract = Contract(model=lambda: Tapped(strict), inputs="B 5")
+    (found,) = [f for f in contract.check(["copy-and-pickle"]).findings if f.status == "violated"]
+    assert (found.code, found.summary) == ("copy-differs", summary)
+    assert "a hook of body" in found.cause
+    assert found.location is not None
+    assert found.location.text.startswith("def tap(")
+
+
+def test_a_hook_that_is_a_method_is_copied():
+    report = Contract(model=TappedByMethod, inputs="B 5").check(["copy-and-pickle"])
+    assert report.ok, str(report)

@@ -54,6 +54,11 @@ def wrong_divergence(o: Any, t: Tensor) -> Tensor:
     return F.mse_loss(o[0], t) + kl.sum(1).mean()
 
 
+def subtracted_divergence(o: Any, t: Tensor) -> Tensor:
+    kl = 0.5 * (o[1].exp() + o[0] ** 2 - 1 - o[1])
+    return F.mse_loss(o[0], t) - kl.sum(1).mean()
+
+
 def likelihood(o: Any, t: Tensor) -> Tensor:
     return (0.5 * ((t - o[0]) ** 2 * (-o[1]).exp() + o[1])).mean()
 
@@ -114,12 +119,85 @@ def test_a_wrong_sign_is_found_with_its_line(loss: Any) -> None:
     assert found.culprits[0].name == "output[1]"
 
 
+def test_a_loss_that_falls_on_both_sides_is_found_and_the_weights_are_as_before() -> None:
+    model = Heads(WIDTH, WIDTH)
+    before = [p.detach().clone() for p in model.parameters()]
+    found = judged(model, VALUES, subtracted_divergence)
+    assert (found.status, found.code) == ("violated", "loss-unbounded")
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_shift_of_a_bias_is_undone_before_the_next_one() -> None:
+    model = Heads(WIDTH, WIDTH)
+    contract = Contract(
+        model=model, batch=((torch.randn(SIZE, 6),), VALUES), loss=subtracted_divergence
+    )
+    found = {f.check: f for f in contract.check(["loss-bounded"]).findings}
+    lowest = float(found["loss-bounded"].observed.rpartition(" ")[2])
+    # with a mean of 1000, the error is 1e6 and the divergence 0.5e6 for each of three entries
+    assert -5.1e5 < lowest < -4.9e5
+
+
 def test_heads_that_are_halves_of_one_layer_are_found() -> None:
     class Halves(Heads):
         def forward(self, x: Tensor) -> Any:
             return tuple(super().forward(x).chunk(2, -1))
 
     assert judged(Halves(2 * WIDTH), VALUES, wrong_divergence).status == "violated"
+
+
+class Maps(nn.Module):
+    """Two maps that a convolution gives; the second one is limited in some way."""
+
+    def __init__(self, limit: Any, packed: bool = False) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv1d(6, 8, 1), nn.Conv1d(8, 2 * WIDTH, 1)
+        self.limit, self.packed = limit, packed
+
+    def forward(self, x: Tensor) -> Any:
+        made = self.head(torch.tanh(self.body(x[..., None])))
+        mean, wide = made.chunk(2, 1)
+        wide = self.limit(wide)
+        return made if self.packed else (mean + (0.5 * wide).exp() * torch.randn_like(mean), wide)
+
+
+def at_work(wide: Tensor) -> Tensor:
+    return wide.clamp(0.0, 0.1)
+
+
+def guard(wide: Tensor) -> Tensor:
+    return wide.clamp(-30.0, 20.0)
+
+
+def halves(wrong: bool) -> Any:
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return (wrong_divergence if wrong else divergence)(o.chunk(2, 1), t)
+
+    return loss
+
+
+def test_a_clamp_that_does_nothing_and_a_convolution_are_seen_through() -> None:
+    found = judged(Maps(guard), VALUES[..., None], wrong_divergence)
+    assert (found.status, found.culprits[0].name) == ("violated", "output[1]")
+    assert "without the clamp on line" in found.observed
+    assert found.location is not None
+    assert "o[1].exp()" in found.location.text
+
+
+def test_two_quantities_in_one_output_are_told_apart() -> None:
+    found = judged(Maps(guard, packed=True), VALUES[..., None], halves(wrong=True))
+    assert (found.status, found.culprits[0].name) == ("violated", f"output[:, {2 * WIDTH - 1}]")
+    assert found.location is not None
+    assert "o[1].exp()" in found.location.text
+
+
+def test_what_a_clamp_or_a_squashing_function_makes_is_not_blamed() -> None:
+    assert judged(Maps(at_work), VALUES[..., None], wrong_divergence).status == "passed"
+    assert judged(Maps(torch.tanh), VALUES[..., None], wrong_divergence).status == "passed"
+    assert judged(Maps(guard), VALUES[..., None], divergence).status == "passed"
+    assert (
+        judged(Maps(guard, packed=True), VALUES[..., None], halves(wrong=False)).status == "passed"
+    )
 
 
 @pytest.mark.parametrize(

@@ -118,3 +118,53 @@ def test_state_that_is_cleared_now_and_then_is_found() -> None:
 )
 def test_optimizers_that_keep_their_state_are_sound(after: Any, optimizer: Any) -> None:
     assert judged(after, optimizer).code != "optimizer-state-lost"
+
+
+class Halving:
+    """Halves the rate in each step; its state may lack the count that says how far it is."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, saves: bool) -> None:
+        self.optimizer, self.saves = optimizer, saves
+        self.taken, self.peak = 0, optimizer.param_groups[0]["lr"]
+
+    def step(self) -> None:
+        self.taken += 1
+        self.optimizer.param_groups[0]["lr"] = self.peak / 2**self.taken
+
+    def state_dict(self) -> dict[str, int]:
+        return {"taken": self.taken} if self.saves else {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.taken = state.get("taken", 0)
+
+
+def linear(made: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.LinearLR(made, 0.1, total_iters=8)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "late", "status"),
+    [
+        (linear, False, "passed"),
+        (lambda made: Halving(made, saves=True), False, "passed"),
+        (lambda made: Halving(made, saves=False), False, "violated"),
+        (linear, True, "inconclusive"),
+    ],
+)
+def test_what_hangs_on_an_optimizer_is_saved_with_it(
+    schedule: Any, late: bool, status: str
+) -> None:
+    def made(parameters: Any) -> Any:
+        optimizer: Any = adam(parameters)
+        if not late:
+            optimizer.schedule = schedule(optimizer)
+        return optimizer
+
+    def after(optimizer: Any) -> None:
+        if not hasattr(optimizer, "schedule"):
+            optimizer.schedule = schedule(optimizer)
+        optimizer.schedule.step()
+
+    found = judged(after, made)
+    assert found.status == status, str(found)
+    assert "optimizer.schedule" in str(found)

@@ -337,3 +337,41 @@ def test_a_hook_of_the_users_that_raises_is_told_once_and_is_theirs(model, code)
     assert [f.code for f in wrong] == [code], [str(f) for f in wrong]
     assert wrong[0].location.text.startswith("raise RuntimeError")
     assert wrong[0].observed == "calibrate first"
+
+
+class Centred(nn.Module):
+    """Subtracts a running mean of its features, or of each sample's own past, which no checkpoint holds."""
+
+    def __init__(self, entries):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 12), nn.Linear(12, 3)
+        self.register_buffer("past", torch.zeros(entries), persistent=False)
+
+    def forward(self, x):
+        h = self.body(x)
+        if self.training:
+            with torch.no_grad():
+                self.past = 0.9 * self.past + 0.1 * h.mean(0)
+        return self.head(h - self.past)
+
+
+class Remembering(Centred):
+    def forward(self, x):
+        h = self.body(x)
+        if self.past.numel() != len(x):
+            self.past = h.new_zeros(len(x))
+        if self.training:
+            with torch.no_grad():
+                self.past = 0.9 * self.past + 0.1 * h.mean(1)
+        return self.head(h - (self.past[:, None] if len(x) == len(self.past) else 0))
+
+
+def test_a_mean_that_is_as_wide_as_the_batch_is_large_is_no_state_of_its_samples():
+    assert len(X) == 12
+    found = told(lambda: Centred(12))
+    assert found["state-unsaved"].status == "violated"
+    assert found["state-unsaved"].culprits[0].name == "past"
+
+
+def test_a_past_with_one_entry_per_sample_is_left_out():
+    assert "state-unsaved" not in told(lambda: Remembering(12))

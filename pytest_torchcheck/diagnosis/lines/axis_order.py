@@ -1,0 +1,75 @@
+"""Views that divide the elements anew where two dimensions were to change places."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import TYPE_CHECKING
+
+from ...explanation import on_line
+from ...findings import Culprit
+from ...probes.numbers.views import order
+from ...verdicts import violated
+
+if TYPE_CHECKING:
+    from ...findings import Finding
+    from ...probes.numbers.views import Moved
+
+
+def axes_swapped(wrong: list[Moved]) -> Finding:
+    """Explain views after which a dimension has its size at another place, and other elements."""
+    one = wrong[0]
+    others = {(o.module, o.location) for o in wrong} - {(one.module, one.location)}
+    more = f"; so do {len(others)} more" if others else ""
+    modules = dict.fromkeys(w.module or "the model" for w in wrong)
+    return violated(
+        "axes-swapped",
+        f"{one.name} gives dimension {one.now} the size of dimension {one.was}, but not its elements",
+        culprits=[
+            *(Culprit("module", name, location=one.location) for name in list(modules)[:3]),
+            Culprit("call", one.name, "divides the elements anew", one.location),
+        ],
+        location=one.location,
+        observed=f"{list(one.given)} is read as {list(one.made)}{more}",
+        cause=f"the {one.name}{on_line(one.location)} takes the place of a transpose: it keeps the elements "
+        "in their order and divides them anew",
+        because=f"dimension {one.was} has {one.given[one.was]} entries, and so has dimension {one.now} of the result, "
+        f"but each of these holds elements of several of those",
+        fix=_fix(one),
+    )
+
+
+def _fix(one: Moved) -> str:
+    """Return the edit; exact only where each dimension of one shape is made of whole ones of the other."""
+    before = order(one.given, one.made)
+    if before is not None and _merged(one.given, before, one.made):
+        return f"write {_call(before)} before the {one.name}"
+    after = order(one.made, one.given)
+    if after is not None and _merged(one.made, after, one.given) and _places(one) == 1:
+        back = tuple(after.index(axis) for axis in range(len(after)))
+        return (
+            f"give the {one.name} its sizes in the order in which the elements lie, "
+            f"and write {_call(back)} after it"
+        )
+    return (
+        f"move the dimensions with transpose() or permute() to where the {one.name} names them; "
+        "reshape and view do not"
+    )
+
+
+def _places(one: Moved) -> int:
+    """Return how many dimensions of the result have the size of the one that was moved."""
+    return one.made.count(one.given[one.was])
+
+
+def _merged(given: tuple[int, ...], way: tuple[int, ...], made: tuple[int, ...]) -> bool:
+    """Say whether a view of the dimensions in this order merges whole ones, and splits none."""
+    ends = set(itertools.accumulate((given[axis] for axis in way), operator.mul))
+    return ends.issuperset(itertools.accumulate(made, operator.mul))
+
+
+def _call(way: tuple[int, ...]) -> str:
+    moved = [axis for axis, other in enumerate(way) if axis != other]
+    if len(moved) == 2:
+        return f".transpose({moved[0]}, {moved[1]})"
+    return f".permute{way}"

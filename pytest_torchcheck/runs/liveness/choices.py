@@ -1,0 +1,152 @@
+"""Parts of a model that decide an output by choosing among codes, and that the output's targets do not train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...objects import trees
+from ...probes.loss.arguments import targets_of, with_target
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.autograd.graph import Node
+
+    from ...batches import Batch
+    from ...subject import Subject
+
+FLAT = ("Round", "Sign", "Floor", "Ceil", "Trunc", "Heaviside")
+"""Starts of the names of autograd nodes whose derivative is zero everywhere."""
+_SMALL, _WIDE = 1e-5, 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """An output that follows some parameters in jumps only, and sends them no gradient.
+
+    Attributes:
+        output: Its path.
+        parameters: Names of the parameters, which other terms of the loss train.
+    """
+
+    output: str
+    parameters: tuple[str, ...]
+
+
+def blind_choice(subject: Subject) -> Choice | None:
+    """Return the output whose targets do not train what decides it; None where there is none.
+
+    Asked of losses of several outputs, since what nothing trains is found by its missing gradient. Cost:
+    one forward of a few samples; where no gradient of an output comes to the inputs, three more, and two
+    backwards.
+    """
+    batch = subject.few(subject.batch(), aligned=True) or subject.batch()
+    if not callable(subject.contract.loss) or not targets_of(batch):
+        return None
+    try:
+        for output, names in _cut_off(subject, batch):
+            blind = _blind(subject, batch, names)
+            if blind and _jumps(subject, batch, output, set(blind)):
+                return Choice(output=output, parameters=blind)
+    except SubjectError:
+        return None
+    return None
+
+
+def _cut_off(subject: Subject, batch: Batch) -> Iterator[tuple[str, list[str]]]:
+    """Iterate over outputs with a graph that leads to no input, with the trainable parameters beyond it."""
+    batch = batch.clone()
+    given = [
+        leaf.requires_grad_(True)
+        for _, leaf in batch.input_leaves()
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
+    if not given:
+        return
+    found: list[tuple[str, list[str]]] = []
+    with subject.pristine() as model, torch.enable_grad():
+        model.train()
+        seed_everything(subject.seed)
+        made = trees.floats(subject.call(model, batch))
+        trained = {p: t for p, t in made.items() if t.requires_grad}
+        reached = {path: _leaves(t) for path, t in trained.items()} if len(trained) > 1 else {}
+        anywhere = set().union(*reached.values())
+        own = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+        for path, leaves in reached.items():
+            beyond = [name for key, name in own.items() if key in anywhere - leaves]
+            if beyond and leaves & own.keys() and not any(id(leaf) in leaves for leaf in given):
+                found.append((path, beyond))
+    yield from found
+
+
+def _leaves(tensor: torch.Tensor) -> set[int]:
+    """Return the ids of the leaves to which a gradient comes that is not zero by definition."""
+    leaves: set[int] = set()
+    stack: list[Node] = [tensor.grad_fn] if tensor.grad_fn is not None else []
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            leaves.add(id(leaf))
+        if node.name().startswith(FLAT):
+            continue
+        following = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= following
+        stack += following
+    return leaves
+
+
+def _jumps(subject: Subject, batch: Batch, output: str, names: set[str]) -> bool:
+    """Say whether an output stays bit-equal where parameters move a little, and changes where they move far.
+
+    What was detached on purpose changes with the least of moves.
+    """
+    known = _moved(subject, batch, output, names, 0.0)
+    return not trees.same(known, _moved(subject, batch, output, names, _WIDE)) and trees.same(
+        known, _moved(subject, batch, output, names, _SMALL)
+    )
+
+
+def _moved(subject: Subject, batch: Batch, output: str, names: set[str], by: float) -> torch.Tensor:
+    with subject.pristine(steps=True) as model, torch.no_grad():
+        model.train()
+        generator = torch.Generator().manual_seed(subject.seed)
+        for name, parameter in model.named_parameters():
+            if name in names and by:
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.add_(by * (float(parameter.abs().mean()) or 0.1) * noise)
+        seed_everything(subject.seed)
+        made = trees.tensors(subject.call(model, batch.clone()))
+        return made[output].detach().clone()
+
+
+def _blind(subject: Subject, batch: Batch, names: list[str]) -> tuple[str, ...]:
+    """Return the parameters whose gradients are the same for other targets; none where all are."""
+    before = _gradients(subject, batch)
+    blind = {name for name in before if bool(before[name].any())}
+    known = len(blind)
+    for target in targets_of(batch).values():
+        after = _gradients(subject, with_target(batch, target, _other(target)))
+        blind = {n for n in blind if n in after and trees.same(before[n], after[n])}
+    return tuple(name for name in names if name in blind) if len(blind) < known else ()
+
+
+def _other(target: torch.Tensor) -> torch.Tensor:
+    if target.is_floating_point():
+        return target.flip(0) * 0.5 + 0.1 if target.dim() else target * 0.5
+    return target.flip(0) if target.dim() else target
+
+
+def _gradients(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
+    with subject.backward(batch):
+        return {
+            name: trees.dense(p.grad).clone()
+            for name, p in subject.model.named_parameters()
+            if p.grad is not None
+        }

@@ -1,0 +1,112 @@
+"""What the functions of a model keep in a file's own dicts and lists is put back, and asked about."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract, Ints, Labels
+from pytest_torchcheck.state import ModuleState
+from pytest_torchcheck.state.outer import holds_tensors, outer_containers
+
+BIASES: dict[tuple[int, ...], torch.Tensor] = {}
+TABLES: dict[int, torch.Tensor] = {}
+LAST: list[torch.Tensor] = []
+CALLS: list[int] = []
+UNUSED: list[int] = []
+
+
+def bias_of(ids):
+    if ids.shape not in BIASES:
+        BIASES[ids.shape] = (ids % 3).float()
+    return BIASES[ids.shape]
+
+
+def table_of(size):
+    if size not in TABLES:
+        TABLES[size] = torch.linspace(0, 1, size)
+    return TABLES[size]
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 8), nn.Linear(8, 3)
+
+    def pool(self, ids, weights):
+        CALLS.append(1)
+        return self.head((self.words(ids) * weights[..., None]).mean(1))
+
+
+class ByShape(Bag):
+    def forward(self, ids):
+        return self.pool(ids, bias_of(ids))
+
+
+class BySize(Bag):
+    def forward(self, ids):
+        return self.pool(ids, table_of(ids.shape[1]).expand(ids.shape).to(ids.device))
+
+
+class Counting(Bag):
+    def forward(self, ids):
+        LAST[:] = [LAST[0] + 1 if LAST else torch.zeros(8)]
+        return self.head(self.words(ids).mean(1) + LAST[0] * 0.1)
+
+
+@pytest.fixture(autouse=True)
+def _emptied():
+    yield
+    for one in (BIASES, TABLES, LAST, CALLS):
+        one.clear()
+
+
+def checked(model):
+    contract = Contract(model=model, inputs=Ints("B T", low=0, high=20),
+                        targets=Labels("B", classes=3), loss=F.cross_entropy)  # fmt: skip
+    return contract.check(["batch-independence", "batch-sizes", "eval-purity"])
+
+
+def test_a_cache_by_shape_in_a_global_is_the_one_cause():
+    report = checked(ByShape)
+    wrong = [(f.check, f.code) for f in report.findings if f.status == "violated"]
+    assert wrong == [("eval-purity", "eval-remembers")], str(report)
+    (found,) = [f for f in report.findings if f.status == "violated"]
+    assert "BIASES" in found.summary
+    assert found.location is not None
+    assert found.location.text.startswith("BIASES[ids.shape] =")
+    assert not BIASES, "it is put back"
+
+
+def test_a_global_that_carries_over_is_found():
+    assert [f.check for f in checked(Counting).findings if f.status == "violated"] == [
+        "eval-purity"
+    ]
+
+
+def test_a_cache_by_all_that_counts_passes():
+    report = checked(BySize)
+    assert report.ok, str(report)
+    assert all(f.status == "passed" for f in report.findings), str(report)
+    assert len(CALLS) > 2, "a count is left alone"
+
+
+def test_containers_that_no_method_names_are_not_looked_at():
+    assert set(outer_containers(ByShape())) == {"BIASES", "CALLS"}
+    assert set(outer_containers(nn.Linear(2, 2))) == set()
+
+
+def test_only_what_holds_tensors_is_put_back():
+    model = ByShape()
+    BIASES[1, 2] = kept = torch.ones(2)
+    state = ModuleState(model)
+    BIASES[3, 4] = torch.zeros(1)
+    CALLS.append(7)
+    state.restore()
+    assert list(BIASES) == [(1, 2)]
+    assert BIASES[1, 2] is kept
+    assert CALLS == [7]
+    assert holds_tensors([(1, kept)])
+    assert not holds_tensors({"a": 1})
