@@ -17,6 +17,7 @@ from ..runs.remembering import overwritten, remembered, trained_otherwise
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
 from ..runs.training.observation import digests
 from ..runs.variants.woken import also_woken
+from ..specs.compare import beyond, mismatch
 from ..state import saved_state, seed_everything, seed_torch
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
@@ -360,9 +361,11 @@ def output_spec(subject: Subject) -> Iterator[Finding]:
             if checked == 0:
                 raise
             continue  # batch-sizes reports sizes that do not run
-        finding = explain.output_mismatch(subject, batch, output)
-        if finding is not None:
-            yield finding
+        if (wrong := mismatch(subject.contract.output, output, batch.sizes)) is not None:
+            yield explain.output_mismatch(subject, batch, output, wrong)
+            return
+        if (outside := beyond(subject.contract.output_range, output)) is not None:
+            yield explain.out_of_range(subject, batch, *outside)
             return
         checked += 1
     yield passed(f"the output fits its spec over {checked} batches")

@@ -171,9 +171,12 @@ def _amplified(
         return args, kwargs
     given = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
     given = given[0] if isinstance(given, tuple | list) and given else given
-    grad = (
-        torch.full_like(roots[0], factor) if given is None else cast("torch.Tensor", given) * factor
-    )
+    if given is None:  # a gradient of its own would make torch import its symbolic shapes
+        with torch.enable_grad():
+            root = roots[0] * factor
+        rest = {key: value for key, value in kwargs.items() if key != "tensors"}
+        return (root, *args[1:]), rest
+    grad = cast("torch.Tensor", given) * factor
     rest = {key: value for key, value in kwargs.items() if key not in ("tensors", "grad_tensors")}
     return (roots[0], grad, *args[2:]), rest
 

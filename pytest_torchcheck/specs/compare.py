@@ -46,6 +46,28 @@ def mismatch(spec: Any, output: Any, sizes: Mapping[str, int]) -> tuple[str, str
     return None
 
 
+def beyond(allowed: tuple[float, float] | None, output: Any) -> tuple[str, float, float] | None:
+    """Find an output with values outside a range.
+
+    Args:
+        allowed: The least and the largest value; None where every value is.
+        output: What the model returned.
+
+    Returns:
+        Path, least and largest value of the first real floating-point tensor that exceeds it; None if none does.
+    """
+    if allowed is None:
+        return None
+    for path, tensor in trees.floats(output).items():
+        values = trees.dense(tensor)
+        if values.numel() == 0 or values.is_complex():
+            continue
+        low, high = float(values.min()), float(values.max())
+        if low < allowed[0] or high > allowed[1]:
+            return path, low, high
+    return None
+
+
 def _one(
     spec: TensorSpec, path: str, tensor: torch.Tensor, known: dict[str, int]
 ) -> tuple[str, str, str] | None:

@@ -92,8 +92,28 @@ def test_the_controller_of_xdist_imports_no_torch(tmp_path: Path) -> None:
 
 PASSING = """
 import torch
+import torch
 from torch import nn
-from pytest_torchcheck import Contract, Labels
+from pytest_torchcheck import Contract, Labels, Tokens, promises
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.cell, self.head = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 20)
+
+    def forward(self, ids):
+        return self.head(self.cell(self.table(ids))[0])
+
+def by_token(output, targets):
+    return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+def step(model, optimizer, inputs, targets):
+    optimizer.zero_grad()
+    loss = by_token(model(*inputs), targets)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss
 
 def perceptron():
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -107,7 +127,22 @@ def trained(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 small = Contract(
-    model=perceptron, inputs="B 8", targets=Labels("B", classes=3), loss=nn.functional.cross_entropy
+    model=perceptron, inputs="B 8", targets=Labels("B", classes=3), loss=nn.functional.cross_entropy,
+    output="B 3",
+)
+bounded = Contract(
+    model=lambda: nn.Sequential(perceptron(), nn.Sigmoid()), inputs="B 8", output="B 3", output_range=(0, 1),
+)
+sequences = Contract(
+    model=Recurrent,
+    inputs=Tokens("B T", vocab=20),
+    targets=Labels("B T", classes=20),
+    sizes={"T": (2, 9)},
+    output="B T 20",
+    loss=by_token,
+    optimizer=trained,
+    train_step=step,
+    promises=[promises.Causal(), promises.ClipsGradients(1.0), promises.Trainable("head.*")],
 )
 images = Contract(
     model=convolutional,

@@ -14,7 +14,6 @@ from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.randomness import generators
 from ...record.tracing import find_line, line_of
-from ...specs.compare import mismatch
 from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
@@ -327,15 +326,14 @@ def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
     )  # fmt: skip
 
 
-def output_mismatch(subject: Subject, batch: Batch, output: Any) -> Finding | None:
-    """Compare an output with its declared spec; None where it fits."""
-    found = mismatch(subject.contract.output, output, batch.sizes)
-    where = forward_line(subject)
-    if found is None:
-        return _out_of_range(subject, batch, output)
-    path, declared, got = found
+def output_mismatch(
+    subject: Subject, batch: Batch, output: Any, wrong: tuple[str, str, str]
+) -> Finding:
+    """Explain an output that does not fit its spec: its path, what is declared, and what came out."""
+    path, declared, got = wrong
     place = _regrouped(subject, batch, trees.tensors(output).get(path))
-    where = place.location if place is not None and place.location is not None else where
+    where = place.location if place is not None else None
+    where = where or forward_line(subject)
     return violated(
         "output-shape",
         f"{path} is {got}; the contract declares {declared}",
@@ -363,26 +361,18 @@ def _regrouped(subject: Subject, batch: Batch, output: Any) -> Place | None:
     return eval_lines.regrouping_line(subject, batch, size, output.shape[0])
 
 
-def _out_of_range(subject: Subject, batch: Batch, output: Any) -> Finding | None:
-    allowed = subject.contract.output_range
-    if allowed is None:
-        return None
-    for path, tensor in trees.floats(output).items():
-        values = trees.dense(tensor)
-        if values.numel() == 0 or values.is_complex():
-            continue
-        low, high = float(values.min()), float(values.max())
-        if low < allowed[0] or high > allowed[1]:
-            where = forward_line(subject)
-            return violated(
-                "output-range",
-                f"{path} ranges from {low:.4g} to {high:.4g}; the contract declares "
-                f"{allowed[0]:g} to {allowed[1]:g}",
-                culprits=[Culprit("output", path, f"{low:.4g}..{high:.4g}", where)],
-                location=where,
-                observed=f"{batch.describe()} gives {path} in [{low:.4g}, {high:.4g}]",
-                cause="the last operation does not bound the output",
-                because="an ordinary batch exceeds the declared range",
-                fix="bound the output (sigmoid, tanh, clamp), or widen output_range",
-            )
-    return None
+def out_of_range(subject: Subject, batch: Batch, path: str, low: float, high: float) -> Finding:
+    """Explain an output with values beyond its declared range, given the least and the largest of them."""
+    allowed, where = subject.contract.output_range, forward_line(subject)
+    assert allowed is not None
+    return violated(
+        "output-range",
+        f"{path} ranges from {low:.4g} to {high:.4g}; the contract declares "
+        f"{allowed[0]:g} to {allowed[1]:g}",
+        culprits=[Culprit("output", path, f"{low:.4g}..{high:.4g}", where)],
+        location=where,
+        observed=f"{batch.describe()} gives {path} in [{low:.4g}, {high:.4g}]",
+        cause="the last operation does not bound the output",
+        because="an ordinary batch exceeds the declared range",
+        fix="bound the output (sigmoid, tanh, clamp), or widen output_range",
+    )
