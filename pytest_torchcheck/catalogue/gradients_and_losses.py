@@ -162,6 +162,10 @@ CHECKS: tuple[Check, ...] = (
             cost="shared by the loss checks",
             axes="once",
         ),
+        about="declaration",
+    ),
+    *family(
+        "losses.ignored",
         check(
             "ignored-targets",
             "Ignored targets have no influence on the loss.",
@@ -169,6 +173,10 @@ CHECKS: tuple[Check, ...] = (
             cost="1 F + a backward through the loss only",
             axes="once",
         ),
+        about="declaration",
+    ),
+    *family(
+        "losses.labels",
         check(
             "label-shift",
             "A causal language model is trained on the next token, not on the current one "

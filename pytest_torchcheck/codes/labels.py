@@ -7,7 +7,7 @@ from .rule import STUCK, rule
 
 beyond_the_classes = One("diagnosis.loss.labels:beyond_the_classes")
 blank_labels = One("diagnosis.loss.labels:blank_labels", "label-blank")
-counted = One("diagnosis.loss.labels:counted", "ignored-counted")
+counted = One("diagnosis.loss.labels:counted", "ignored-counted", doubtful=True)
 no_probabilities = One("diagnosis.loss.labels:no_probabilities")
 padding = One("diagnosis.loss.labels:padding", "padding-counted")
 shifted = One("diagnosis.loss.labels:shifted")

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from pytest_torchcheck import sources
 from pytest_torchcheck.record.tracing import line_of
 from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
+from pytest_torchcheck.subject.errors import SubjectError, UnmeasurableError
 from pytest_torchcheck.subject.gradients import clear_gradients
 
 from .closures import kept
@@ -199,6 +199,10 @@ def _full(subject: Subject, model: nn.Module, batch: Batch) -> Gradients:
     batch = batch.clone()
     with torch.enable_grad():
         loss = subject.compute_loss(subject.call(model, batch), batch)
+        if not loss.requires_grad:
+            raise UnmeasurableError(
+                "micro-batches are compared in eval mode, in which the loss has no graph"
+            )
         with subject.phase("backward", batch):
             torch.autograd.backward(loss)
     found = gradients_of(model)

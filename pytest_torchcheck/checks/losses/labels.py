@@ -9,7 +9,6 @@ import torch
 from ... import promises
 from ...codes import labels as explain
 from ...objects import trees
-from ...probes.loss.merging import Merging
 from ...probes.loss.own import labels_of
 from ...runs.losses.consumption import Consumed, evidence
 from ...specs import Labels, Mask
@@ -138,49 +137,7 @@ def _larger_head(used: Consumed, classes: int) -> Iterator[Finding]:
     )
 
 
-def ignored_targets(subject: Subject) -> Iterator[Finding]:
-    """Mark half of the targets as ignored; the loss's gradient at their outputs must be zero.
-
-    Labels that a model takes as an input, and computes its own loss of, are targets too.
-    """
-    specs = {p: s for p, s in subject.source.specs.items() if isinstance(s, Labels)}
-    where, ignore = next(
-        (p, s.ignore_index) for p, s in specs.items() if s.ignore_index is not None
-    )
-    batch = subject.batch()
-    targets = batch.tensors().get(where)
-    if targets is None:
-        yield inconclusive("the targets are not a single tensor")
-        return
-    marks = (torch.arange(targets.numel(), device=targets.device) % 2 == 0).view(targets.shape)
-    other = torch.where(marks, torch.full_like(targets, ignore), targets)
-    marked = batch.map(lambda p, leaf: other if p == where else leaf)
-    found = output_gradients(subject, marked)
-    if found is None:
-        yield inconclusive(
-            "the gradient of the loss with respect to the outputs could not be computed"
-        )
-        return
-    for path, grad in found[1].items():
-        per_target = _reduce_to(grad, targets.shape)
-        if per_target is None:
-            continue
-        kept = per_target[~marks]
-        if not bool((kept > 0).any()):
-            continue
-        at = per_target[marks]
-        if bool((at > 0).any()):
-            with Merging(marks) as merging:
-                output_gradients(subject, marked)
-            share = float((at > 0).float().mean())
-            yield explain.counted(subject, path, ignore, share, float(at.max()), merging.counted)
-            return
-        yield passed(f"{int(marks.sum())} targets of {ignore} give {path} no gradient")
-        return
-    yield inconclusive("no output has one entry for each target")
-
-
-def _reduce_to(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
+def largest_by_target(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
     """Return the largest magnitude over the class dimension, where the rest has the targets' shape."""
     values = trees.dense(grad).abs()
     for dim in range(values.dim()):
@@ -339,7 +296,7 @@ def padding_loss(subject: Subject) -> Iterator[Finding]:
         )
         return
     for path, grad in gradients[1].items():
-        values = _reduce_to(grad, padded.shape)
+        values = largest_by_target(grad, padded.shape)
         if values is None or not bool((values[~padded] > 0).any()):
             continue
         if bool((values[padded] > 0).any()):

@@ -106,7 +106,7 @@ def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOu
     labels = [
         target.movedim(axes[path], 0).flatten(1) if target.dim() > 1 else target[:, None]
         for path, target in loss.targets().items()
-        if path in axes and not target.is_floating_point() and target.dtype != torch.bool
+        if path in axes and _is_whole(target)
     ]
     for sample in range(min(size, SAMPLES)):
         if any(
@@ -114,6 +114,10 @@ def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOu
         ):
             continue  # nothing of it counts: torch's own mean over nothing is NaN
         yield f"sample {sample} alone", loss.cut(torch.tensor([sample]), axis), status
+
+
+def _is_whole(target: torch.Tensor) -> bool:
+    return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
 
 
 def _ignored(subject: Subject, loss: LossOfOutput) -> set[int]:

@@ -253,7 +253,7 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """Something else than a tensor given to a torch function."""
     function, argument, kind = match[1], match[2], match[3]
     cause = {
-        "tuple": "the previous module returns a tuple (an LSTM or attention: output and state)",
+        "tuple": "it received a tuple, such as the output and the state of an LSTM",
         "NoneType": "a function without return, or a missing input, gives None",
         "ndarray": "the model received a NumPy array",
         "numpy.ndarray": "the model received a NumPy array",
@@ -267,7 +267,7 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
         "numpy.ndarray": "convert it with torch.from_numpy",
         "list": "stack the list first (torch.stack)",
     }.get(kind, f"give {scene.at} a tensor")
-    before = _before(scene)
+    before, on_line = _before(scene), scene.on_line
     because = scene.said
     if (parts := _parts_of_output(scene, kind)) is not None:
         cause, fix = parts
@@ -277,25 +277,37 @@ def not_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
             "list; stack it there"
         )
     value, given = scene.argument(argument), getattr(scene.batch, "args", ())
+    value = _of_kind(scene, kind) if value is None else value
     if kind == "tuple" and scene.phase == "step" and given and len(value or ()) == len(given):
-        own = [f.f_locals for f, _ in scene.frames if sources.rank(f.f_code.co_filename) == 2]
+        own = [(f, n) for f, n in scene.frames if sources.rank(f.f_code.co_filename) == 2]
         cause = "the step gives the model its inputs as one tuple, not as its arguments"
-        names = [*(n for values in own for n, v in values.items() if v is value), "inputs"]
-        fix = f"unpack it in the call of the model: *{names[0]}"
+        names = [(k, n) for f, n in own for k, v in f.f_locals.items() if v is value]
+        name, line = names[0] if names else ("inputs", None)
+        fix = f"unpack it in the call of the model: *{name}"
+        on_line = "" if line is None else f" on line {line}"
     elif kind == "tuple" and before:
         cause = f"{before[0]} before it returns a tuple"
         because = f"{before[0]} is a {before[1]}, which returns a tuple; {scene.said}"
     return scene.explain(
         code="not-a-tensor",
         summary=f"{scene.at if parts is None else 'the loss'} received a {kind}, not a tensor",
-        observed=f"{function}({argument}=...) got {describe(scene.argument(argument))}"
-        if scene.argument(argument) is not None
+        observed=f"{function}({argument}=...) got {describe(value)}"
+        if value is not None
         else f"{argument} is a {kind}",
         cause=cause,
         because=because,
-        fix=f"{fix}{scene.on_line}",
+        fix=f"{fix}{on_line}",
         culprits=scene.blame(kind),
     )
+
+
+def _of_kind(scene: Scene, kind: str) -> Any:
+    """Return the innermost local variable whose type has this name; None where there is none.
+
+    torch's own functions give an argument another name than their callers in Python.
+    """
+    values = (value for frame, _ in reversed(scene.frames) for value in frame.f_locals.values())
+    return next((value for value in values if type(value).__name__ == kind), None)
 
 
 def _parts_of_output(scene: Scene, kind: str) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...runs.losses.consumption import evidence
-from ...verdicts import violated
+from ...verdicts import suspicious, violated
 from ..gradient.heads import head_culprits, layer_of, widened
 from .consumed import declared_loss_line
 from .target_origins import target_culprits
@@ -129,7 +129,14 @@ def _ctc_call(subject: Subject, used: Consumed, detail: str) -> Culprit:
 
 
 def counted(
-    subject: Subject, path: str, ignore: int, share: float, largest: float, merged: Sequence[Op]
+    subject: Subject,
+    path: str,
+    ignore: int,
+    share: float,
+    largest: float,
+    merged: Sequence[Op],
+    *,
+    apart: bool,
 ) -> Finding:
     """Explain a loss that counts targets which are to be ignored.
 
@@ -140,6 +147,7 @@ def counted(
         share: Of the ignored positions that get one.
         largest: Largest magnitude of it.
         merged: The operations that merge ignored positions with the others, the last one first.
+        apart: Whether the term that pulls there is another than the one that reads the labels.
     """
     op = next((op for op in merged if op.location is not None), None)
     line = declared_loss_line(subject) if op is None else op.location
@@ -149,13 +157,27 @@ def counted(
         name = op.name.rpartition(".")[2]
         culprits.append(Culprit("call", name, "counts the ignored positions", line))
         because += f"; {name}{on_line(line)} passes one on to them"
+    observed = (
+        f"{share:.0%} of the ignored positions of {path} receive a gradient, up to {largest:.3g}"
+    )
+    if apart:
+        return suspicious(
+            "ignored-counted",
+            f"a term of the loss pulls on outputs whose targets are {ignore}, declared as ignored",
+            culprits=culprits,
+            location=line,
+            observed=observed,
+            cause="a term that does not read the targets covers the ignored positions too, as one of "
+            "consistency is meant to",
+            because=f"{because}; its direction is that of no label",
+            fix="mask these positions in that term, unless they are meant to be trained by it",
+        )
     return violated(
         "ignored-counted",
         f"targets of {ignore} are declared as ignored, but the loss counts them",
         culprits=culprits,
         location=line,
-        observed=f"{share:.0%} of the ignored positions of {path} receive a gradient, up to "
-        f"{largest:.3g}",
+        observed=observed,
         cause="the loss does not use this ignore_index, or averages before masking",
         because=because,
         fix=f"pass ignore_index={ignore} to the loss, or mask before the mean",

@@ -131,7 +131,7 @@ def unread_targets(batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]
         base = run(batch)
     except SubjectError:
         return []
-    if not base or not all(bool(torch.isfinite(t).all()) for t in trees.floats(base).values()):
+    if not base or not all_finite(base):
         return []
 
     def reads(target: torch.Tensor) -> bool:
@@ -201,6 +201,11 @@ def by_own_loss(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
 def same_results(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     """Say whether two runs returned the same tensors, bit by bit."""
     return one.keys() == two.keys() and all(trees.same(one[key], two[key]) for key in one)
+
+
+def all_finite(results: dict[str, torch.Tensor]) -> bool:
+    """Say whether the floating-point tensors that a run returned, sparse ones included, are finite."""
+    return all(bool(torch.isfinite(trees.dense(t)).all()) for t in trees.floats(results).values())
 
 
 def _unreadable(target: torch.Tensor) -> torch.Tensor:

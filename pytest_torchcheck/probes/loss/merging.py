@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
+from ...objects import trees
 from ..recorded.watch import Watch, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ..recorded.watch import Op
+
+_PARALLEL: Final = 0.99
 
 
 class Merging(Watch):
@@ -57,3 +61,34 @@ class Merging(Watch):
                 self.counted.append(op)
 
         tensor.register_hook(arrived)
+
+
+def pulled_apart(ignored: Tensor, as_labels: Iterable[Tensor], marks: Tensor) -> bool:
+    """Say whether what pulls on ignored positions is another term than the one that reads the labels.
+
+    Where the loss counts an ignored target, it counts it as some label, or does not read it at all:
+    with that label instead, the gradient keeps its direction. A term of consistency between two
+    outputs, beside a criterion that leaves the positions out, has a direction of its own.
+
+    Args:
+        ignored: The gradient to an output, with one dimension more than ``marks``, of the classes.
+        as_labels: The same with a label in place of the ignored targets, for several labels.
+        marks: bool, where targets are ignored.
+    """
+    rows = _by_class(ignored, marks)
+    others = [_by_class(one, marks) for one in as_labels]
+    if rows is None or not others:
+        return False
+    return not any(
+        other is not None and bool((cosine_similarity(rows, other) > _PARALLEL).all())
+        for other in others
+    )
+
+
+def _by_class(gradient: Tensor, marks: Tensor) -> Tensor | None:
+    """Return the gradients at marked positions, ``[positions, classes]``; None without classes."""
+    values = trees.dense(gradient).float()
+    for dim in range(values.dim()):
+        if values.shape[:dim] + values.shape[dim + 1 :] == marks.shape and values.shape[dim] > 1:
+            return values.movedim(dim, -1)[marks]
+    return None

@@ -10,7 +10,7 @@ import torch
 
 from ...batches.rows import choose_rows
 from ...objects import trees
-from ...probes.loss.arguments import by_step, same_results
+from ...probes.loss.arguments import all_finite, by_step, same_results
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 
@@ -59,7 +59,7 @@ def step_reads(subject: Subject) -> StepReads | None:
         return None
     try:
         base, other = by_step(subject, batch), subject.batch(1)
-        if not base or not _finite(base):
+        if not base or not all_finite(base):
             return None
         last = same_results(base, by_step(subject, _exchanged(subject, batch, other, [size - 1])))
         first = _exchanged(subject, batch, other, [0])
@@ -174,7 +174,3 @@ def _samples(subject: Subject, batch: Batch) -> int:
     if symbol is None or not batch.tensors().keys() <= subject.source.axes(symbol).keys():
         return 0
     return batch.sizes.get(symbol, 0)
-
-
-def _finite(results: dict[str, torch.Tensor]) -> bool:
-    return all(bool(torch.isfinite(t).all()) for t in trees.floats(results).values())

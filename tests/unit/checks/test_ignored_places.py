@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -44,3 +45,42 @@ def test_a_loss_over_flattened_positions_is_named() -> None:
         lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten().clamp(min=0))
     ).failing
     assert [c.name for c in found.culprits] == ["loss", "cross_entropy"]
+
+
+class TwoViews(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 12), nn.Linear(12, 4)
+        self.other = nn.Linear(12, 4)
+
+    def forward(self, x):
+        hidden = torch.relu(self.body(x))
+        return {"a": self.head(hidden), "b": self.other(hidden)}
+
+
+def labelled(out, y):
+    known = y != -7
+    each = F.cross_entropy(out["a"], y.clamp(min=0), reduction="none")
+    return (each * known).sum() / known.sum().clamp(min=1)
+
+
+def with_agreement(out, y):
+    return labelled(out, y) + F.mse_loss(out["a"].softmax(1), out["b"].softmax(1))
+
+
+def one_label_too_many(out, y):
+    each = F.cross_entropy(out["a"], y.clamp(min=0), reduction="none")
+    return each.sum() / (y != -7).sum().clamp(min=1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "status"),
+    [(labelled, "passed"), (with_agreement, "suspicious"), (one_label_too_many, "violated")],
+)
+def test_a_term_that_does_not_read_the_targets_may_cover_ignored_ones(loss, status):
+    y = torch.tensor([0, -7, 3, 1, -7, 2, 0, -7])
+    report = Contract(
+        model=TwoViews, batch=((torch.randn(8, 5),), y),
+        targets=Labels(classes=4, ignore_index=-7), loss=loss,
+    ).check(["ignored-targets"])  # fmt: skip
+    assert [f.status for f in report.findings] == [status]

@@ -211,3 +211,30 @@ def test_a_batch_by_hand_may_hold_more_than_is_used():
     y = {"kind": torch.randint(4, (6,), generator=generator), "weight": torch.rand(6)}
     found = Contract(model=Regressor, batch=((x,), y), loss=loss).check(["target-ownership"])
     assert not told(found.findings)
+
+
+class SparseRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.head = nn.Embedding(30, 6, sparse=True), nn.Linear(6, 3)
+
+    def forward(self, ids):
+        return self.head(self.rows(ids).mean(1))
+
+
+def test_a_step_with_sparse_gradients_is_measured():
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    report = Contract(
+        model=SparseRows,
+        batch=((torch.randint(0, 30, (6, 4)),), torch.tensor([0, 1, 2, 2, 1, 0])),
+        loss=F.cross_entropy,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        train_step=step,
+    ).check(["step-losses"])
+    assert [f.status for f in report.findings] == ["passed"]

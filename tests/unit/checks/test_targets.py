@@ -196,3 +196,27 @@ def test_a_loss_is_given_what_the_model_returns_in_training() -> None:
         model=Levels, batch=((torch.randn(4, 2, 6, 6),), torch.arange(144).view(4, 6, 6) % 3), loss=loss
     ).check(["edge-targets"])  # fmt: skip
     assert [f.status for f in found.findings] == ["passed"], [str(f) for f in found.findings]
+
+
+class Filters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8, dtype=torch.complex64)
+        self.last = nn.Linear(8, 2, dtype=torch.complex64)
+
+    def forward(self, z):
+        h = self.first(z)
+        return self.last(h * torch.sigmoid(h.abs()))
+
+
+def test_complex_targets_are_no_labels():
+    report = Contract(
+        model=Filters,
+        batch=(
+            (torch.randn(5, 6, dtype=torch.complex64),),
+            torch.randn(5, 2, dtype=torch.complex64),
+        ),
+        loss=lambda out, y: (out - y).abs().square().mean(),
+    ).check(["edge-targets"])
+    assert "internal-error" not in [f.code for f in report.findings]
+    assert report.ok

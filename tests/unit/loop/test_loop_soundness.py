@@ -12,6 +12,7 @@ from test_loop_bugs import findings
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+from pytest_torchcheck import Contract
 from pytest_torchcheck.promises import (
     Accumulates,
     ClipsGradients,
@@ -476,3 +477,34 @@ def test_evaluation_that_moves_statistics(function, status) -> None:
 def test_rate_that_vanishes_is_worth_a_warning() -> None:
     (finding,) = findings(scheduled(lr.StepLR, step_size=1, gamma=0.05))["scheduler-order"]
     assert (finding.status, finding.code) == ("suspicious", "rate-vanishes")
+
+
+class AnswersByAverage(nn.Module):
+    """Answers with a moving average of its weights in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.kept = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+
+    def forward(self, x):
+        return (self.live if self.training else self.kept)(x)
+
+
+def test_micro_batches_of_a_model_without_a_graph_in_eval_mode():
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        for x, y in zip(inputs[0].split(3), targets.split(3), strict=True):
+            (F.cross_entropy(model(x), y) * len(x) / len(targets)).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for kept, live in zip(model.kept.parameters(), model.live.parameters(), strict=True):
+                kept.lerp_(live, 0.1)
+
+    report = Contract(
+        model=AnswersByAverage,
+        batch=((torch.randn(6, 4),), torch.tensor([0, 1, 2, 0, 1, 2])),
+        loss=F.cross_entropy,
+        optimizer=lambda model: torch.optim.SGD(model.live.parameters(), lr=0.1),
+        train_step=step,
+    ).check(["accumulation"])
+    assert [f.status for f in report.findings] == ["inconclusive"]
