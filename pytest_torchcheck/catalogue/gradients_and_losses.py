@@ -69,30 +69,23 @@ CHECKS: tuple[Check, ...] = (
         check(
             "gradcheck",
             "The backward of every custom autograd Function is the derivative of its forward.",
-            needs=("model-or-functions",),
             cost="1 FB to find them; then about 0.1 s for each, on small float64 inputs",
-            axes="device",
         ),
         check(
             "double-backward",
             "The second derivatives of every custom autograd Function are correct.",
-            needs=("model-or-functions",),
             promise="TwiceDifferentiable",
             cost="as gradcheck, with the gradient itself as the function",
-            axes="device",
         ),
         check(
             "custom-ops",
             "Every operator registered with torch.library agrees with its schema, fake "
             "kernel and autograd formula.",
-            needs=("model-or-functions",),
             cost="opcheck on up to 3 recorded calls, about 10 F each",
-            axes="device",
         ),
         check(
             "function-coverage",
             "Every custom Function and operator that the model uses is checked.",
-            needs=("model-or-functions",),
             cost="none: reads what gradcheck and custom-ops found",
             axes="once",
         ),
@@ -102,32 +95,29 @@ CHECKS: tuple[Check, ...] = (
             "and inputs.",
             promise="Differentiable",
             cost="1 FB and 2 F for every 16 parameters, in float64",
-            axes="device",
+            needs=("model",),
         ),
+        needs=("model-or-functions",),
+        axes="device",
     ),
     *family(
         "losses.consumption",
         check(
             "loss-sound",
             "The loss is a scalar tensor that is connected to the model's graph.",
-            needs=("loss",),
             cost="1 F + a backward through the loss only, shared by the loss checks",
             axes="device",
         ),
         check(
             "loss-shapes",
             "Output and targets enter the loss with the shapes that it expects.",
-            needs=("loss",),
             cost="shared by the loss checks",
-            axes="once",
         ),
         check(
             "loss-input",
             "The loss receives logits where it expects logits, and probabilities where it "
             "expects probabilities.",
-            needs=("loss",),
             cost="shared by the loss checks",
-            axes="once",
         ),
         check(
             "step-losses",
@@ -135,22 +125,20 @@ CHECKS: tuple[Check, ...] = (
             "one shape, in the form they expect.",
             needs=("model", "train_step"),
             cost="9 FBS; up to 130 more only where a sample has no influence",
-            axes="once",
         ),
         check(
             "loss-sign",
             "The loss falls when the output moves closer to the target.",
-            needs=("loss",),
             cost="shared by the loss checks",
-            axes="once",
         ),
         check(
             "loss-at-start",
             "Before training, cross entropy is close to that of a uniform guess.",
             needs=("loss", "targets"),
             cost="shared by the loss checks",
-            axes="once",
         ),
+        needs=("loss",),
+        axes="once",
     ),
     *family(
         "losses.labels",
@@ -158,16 +146,13 @@ CHECKS: tuple[Check, ...] = (
             "label-range",
             "Class labels lie within the model's classes, and targets of a binary cross "
             "entropy lie between 0 and 1.",
-            needs=("loss", "targets"),
             cost="shared by the loss checks",
-            axes="once",
         ),
         check(
             "ignored-targets",
             "Ignored targets have no influence on the loss.",
             needs=("loss", "ignore-index"),
             cost="1 F + a backward through the loss only",
-            axes="once",
         ),
         check(
             "label-shift",
@@ -176,17 +161,16 @@ CHECKS: tuple[Check, ...] = (
             needs=("loss",),
             cost="1 F + a backward through the loss only, where labels are tokens of an input; "
             "2 F more where the next ones are learnt and no promise is made",
-            axes="once",
         ),
         check(
             "padding-loss",
             "Padded positions do not contribute to the loss.",
-            needs=("loss", "targets"),
             promise="PaddingInvariant",
             cost="1 F + a backward through the loss only",
-            axes="once",
         ),
         about="declaration",
+        needs=("loss", "targets"),
+        axes="once",
     ),
     *family(
         "losses.pairing",
@@ -195,7 +179,6 @@ CHECKS: tuple[Check, ...] = (
             "Each target affects the output of its own sample and position.",
             needs=("loss", "targets"),
             cost="1 F + five backward passes through the loss only; 2 F more where most of an output is one number",
-            axes="once",
         ),
         check(
             "in-batch-pairs",
@@ -203,8 +186,8 @@ CHECKS: tuple[Check, ...] = (
             "pair, in any order.",
             needs=("loss",),
             cost="1 F, shared; 4 to 13 more where the loss may be of this kind",
-            axes="once",
         ),
+        axes="once",
     ),
     *family(
         "losses.bounds",
@@ -223,15 +206,14 @@ CHECKS: tuple[Check, ...] = (
             ("The loss and its gradient are finite for single samples and for constant targets."),
             needs=("loss", "targets"),
             cost="1 F; up to 21 backward passes through the loss only",
-            axes="once",
         ),
         check(
             "target-ownership",
             "The target of each sample affects the loss of that sample's output only.",
             needs=("loss",),
             cost="1 F; up to 32 backward passes through the loss only, or 8 FB of three samples through a model that computes it",
-            axes="once",
         ),
+        axes="once",
     ),
     *family(
         "losses.weights",
