@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.loop.trainer_accumulation import Accumulated, accumulate
-from pytest_torchcheck.loop.trainer_labels import (
+from pytest_torchcheck.loop.trainers import (
+    Accumulated,
+    accumulate,
     labels_of,
     learnt_shift,
     loss_of,
