@@ -1,4 +1,4 @@
-"""What decides whether a line runs, or what it assigns: conditions and loops around it, and the names that they read."""
+"""What decides whether a line runs, or what it assigns: conditions and loops around it, and the names they read."""
 
 from __future__ import annotations
 
