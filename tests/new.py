@@ -190,7 +190,7 @@ def enter(name: str, family: str, made: list[str]) -> None:
         text = path.read_text(encoding="utf-8")
         start = text.find(f'    *family(\n        "{family}",\n')
         if start >= 0:
-            end = re.compile(r"^(        about=.*\n)?    \),$", re.M).search(text, start)
+            end = re.compile(r"^(        \w+=.*\n)*    \),$", re.M).search(text, start)
             assert end is not None
             path.write_text(text[: end.start()] + entry + text[end.start() :], encoding="utf-8")
             made.append(f"added to {path.relative_to(ROOT)}")

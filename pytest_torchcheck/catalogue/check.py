@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, TypedDict, Unpack
 
 from ..findings import Finding
 from ..late import Late
@@ -131,44 +131,43 @@ class Check:
         return None
 
 
-def check(
-    name: str,
-    summary: str,
-    *,
-    cost: str,
-    function: str = "",
-    needs: tuple[Need, ...] = ("model",),
-    promise: str | None = None,
-    axes: Axes = "device-dtype",
-    devices: tuple[str, ...] = (),
-    leads: bool = False,
-    starts: str = "",
-    tries_skip: bool = True,
-) -> Check:
+class Fields(TypedDict, total=False):
+    """Fields of :class:`Check` that an entry, or a family for all of its entries, may give."""
+
+    needs: tuple[Need, ...]
+    promise: str
+    cost: str
+    axes: Axes
+    devices: tuple[str, ...]
+    about: About
+    leads: bool
+    starts: str
+    tries_skip: bool
+
+
+Entry = Callable[[str, Fields], Check]
+"""Makes a check of the module of ``checks`` that holds its function, and of what its family gives."""
+
+
+def check(name: str, summary: str, *, function: str = "", **fields: Unpack[Fields]) -> Entry:
     """Declare a check; the arguments are the fields of :class:`Check`.
 
     Args:
         function: The function that checks, where it is not called as the check is.
     """
-    return Check(
-        name=name,
-        run=Late(function or name.replace("-", "_")),
-        summary=summary,
-        needs=needs,
-        promise=promise,
-        cost=cost,
-        axes=axes,
-        devices=devices,
-        leads=leads,
-        starts=starts,
-        tries_skip=tries_skip,
-    )
+    target = function or name.replace("-", "_")
+
+    def made(module: str, shared: Fields) -> Check:
+        given: Fields = {**shared, **fields}
+        run = Late(f"checks.{module}:{target}")
+        return Check(name=name, run=run, summary=summary, family=module, **given)
+
+    return made
 
 
-def family(name: str, *checks: Check, about: About = "model") -> tuple[Check, ...]:
-    """Put checks into the module of ``checks`` that holds their functions, in the order in which they run."""
-    return tuple(
-        replace(each, family=name, about=about, run=Late(f"checks.{name}:{each.run.target}"))
-        for each in checks
-        if isinstance(each.run, Late)
-    )
+def family(name: str, *checks: Entry, **shared: Unpack[Fields]) -> tuple[Check, ...]:
+    """Put checks into the module of ``checks`` that holds their functions, in the order in which they run.
+
+    What is shared holds for each that does not say otherwise.
+    """
+    return tuple(each(name, shared) for each in checks)

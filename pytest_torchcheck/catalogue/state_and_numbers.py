@@ -13,7 +13,6 @@ CHECKS: tuple[Check, ...] = (
             "outputs.",
             cost="2 F and 1 FB, shared in part; 1 build of a factory; 3 F more where training "
             "changes unsaved state, or an evaluation keeps something",
-            axes="device",
         ),
         check(
             "copy-and-pickle",
@@ -21,7 +20,6 @@ CHECKS: tuple[Check, ...] = (
             "depend on the original.",
             cost="1 F, 1 copy of the model, and 1 FB, shared; 2 to 4 F more where one of them "
             "fails",
-            axes="device",
         ),
         check(
             "tied-weights",
@@ -29,6 +27,7 @@ CHECKS: tuple[Check, ...] = (
             cost="nothing where no weights are tied; else 1 copy of the model",
             axes="once",
         ),
+        axes="device",
     ),
     *family(
         "structure",
@@ -44,26 +43,23 @@ CHECKS: tuple[Check, ...] = (
             "Tensors that the forward uses are parameters or buffers, so that they are "
             "moved, saved and trained.",
             cost="nothing where attributes hold no tensor; else 1 F, shared",
-            axes="once",
         ),
         check(
             "dead-modules",
             "Every module takes part in training, and every result of the forward is read.",
             cost="1 FB, shared; 2 F more where a module did not run or a result is not read",
-            axes="once",
         ),
         check(
             "weighted-means",
             "The weights of a softmax sum to one over the entries that they average.",
             cost="1 FB, shared",
-            axes="once",
         ),
         check(
             "axis-order",
             "A view keeps every dimension whose size it keeps: it is no transpose.",
             cost="1 FB, shared; 1 F more where sizes leave a doubt",
-            axes="once",
         ),
+        axes="once",
     ),
     *family(
         "machines.devices",
@@ -72,15 +68,14 @@ CHECKS: tuple[Check, ...] = (
             "The model runs on a GPU: no tensor stays on the CPU or is created there.",
             cost="1 F and the loss; 1 FB on the meta device, which computes nothing, in doubtful "
             "cases or where devices are declared",
-            axes="once",
         ),
         check(
             "dtype-conversion",
             "The model runs after conversion to another floating dtype, and no tensor keeps "
             "the old dtype.",
             cost="1 F in the other dtype; none for large models that declare no dtype",
-            axes="once",
         ),
+        axes="once",
     ),
     *family(
         "numerics",
@@ -89,7 +84,6 @@ CHECKS: tuple[Check, ...] = (
             ("Zero, constant, equal and shortest inputs give finite outputs and gradients."),
             cost="1 FB; 1 FB more where sizes are declared or the batch is small; another is "
             "shared",
-            axes="device",
         ),
         check(
             "low-precision",
@@ -103,8 +97,8 @@ CHECKS: tuple[Check, ...] = (
             "layout-invariance",
             "Inputs with another memory layout give the same outputs.",
             cost="2 F, one of them shared; 1 F more for sequences, images and volumes",
-            axes="device",
         ),
+        axes="device",
     ),
     *family(
         "machines.amp",
@@ -114,15 +108,14 @@ CHECKS: tuple[Check, ...] = (
             "in every layer explains.",
             promise="Autocasts",
             cost="1 FB and 1 F under autocast, 4 FB in float64 on the CPU, for each promised dtype",
-            axes="device",
         ),
         check(
             "grad-scaler",
             "An overflow skips the step and lowers the scaler's factor, and training continues.",
             needs=("model", "train_step"),
             cost="shared with step-protocol, and 4 FBS where the step scales its loss",
-            axes="device",
         ),
+        axes="device",
     ),
     *family(
         "determinism",
@@ -142,26 +135,23 @@ CHECKS: tuple[Check, ...] = (
             "Parameters are initialised, finite, and not the same for every unit.",
             cost="1 build of a factory, shared; 1 FB only where units or rows are equal, and 3 "
             "FBS where their gradients are",
-            axes="device",
         ),
         check(
             "signal-propagation",
             "Over the layers, neither the differences between samples nor the gradients vanish or explode.",
             cost="1 FB, shared",
-            axes="device",
         ),
         check(
             "dead-units",
             "Rectifiers are not always zero, and bounded activations are not saturated.",
             cost="1 FB, shared; 2 F more only where nearly all outputs are zero or at a bound",
-            axes="device",
         ),
         check(
             "nonlinearity",
             "Consecutive linear layers do not collapse into one: a nonlinearity separates them.",
             cost="1 FB, shared; 2 F where only linear layers are left",
-            axes="device",
         ),
+        axes="device",
     ),
     *family(
         "machines.memory",

@@ -205,10 +205,8 @@ def watched(
             into[name] = describe(first)
 
     handle = register_module_forward_hook(left)
-    try:
+    with handle:
         yield
-    finally:
-        handle.remove()
 
 
 def noise(

@@ -208,7 +208,6 @@ def _dependent(subject: Subject, difference: tuple[str, float]) -> Finding:
         "copy-depends",
         f"a deep copy of {type(subject.model).__name__} still reads the original{what}",
         culprits=[Culprit("module", name or type(subject.model).__name__, location=place)],
-        location=place,
         observed=f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
         "original's parameters changed",
         cause=f"{name} is a function that holds the original"

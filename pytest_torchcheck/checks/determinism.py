@@ -127,7 +127,6 @@ def _refused(subject: Subject, error: SubjectError, op: str) -> Finding:
         "nondeterministic-op",
         f"{op} has no deterministic implementation on {subject.device.type}",
         culprits=[Culprit("call", op, f"in the {error.phase}", place)],
-        location=place,
         observed=f"the {error.phase} raises under torch.use_deterministic_algorithms(True)",
         cause=f"{op} may add or write in no fixed order",
         because=f"torch refused: {said}",

@@ -14,6 +14,7 @@ from ..explanation import listed
 from ..findings import Culprit, Finding
 from ..probes.holding.held_by_models import CONTAINERS, Holding, given_to_init, holdings
 from ..probes.numbers.signals import SignalWatch
+from ..record.hooks import hooked
 from ..runs.hidden import hidden
 from ..runs.liveness.idle_rows import without_effect
 from ..runs.liveness.unread import unread_results
@@ -225,11 +226,8 @@ def _noting_calls(model: nn.Module, called: set[str]) -> Iterator[None]:
         for name, module in model.named_modules()
         if not isinstance(module, torch.jit.ScriptModule)
     ]
-    try:
+    with hooked(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _acts(module: nn.Module) -> bool:

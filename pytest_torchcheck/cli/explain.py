@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 import sys
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Final
 
 from . import DONE, CommandError
-from .pages import pages
 
 if TYPE_CHECKING:
     import argparse
@@ -38,3 +40,14 @@ def page(name: str) -> str:
         f"no code or check is named {name!r}{hint} A failure shows its code in brackets, "
         "such as [grad-none]"
     )
+
+
+FILE: Final = "pages.json"
+
+
+@cache
+def pages() -> dict[str, dict[str, str]]:
+    """Return ``{"codes": {code: text}, "checks": {check: text}}``, as Markdown."""
+    text = resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8")
+    found: dict[str, dict[str, str]] = json.loads(text)
+    return found

@@ -25,7 +25,7 @@ drawn_anew = Each("diagnosis.stored.unsaved:drawn_anew", "state-lost")
 stale_after_load = One("diagnosis.outputs.modes:stale_after_load", "stale-after-load")
 lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
-softmax_axis = One("diagnosis.lines.softmax_axes:softmax_axis", "softmax-axis")
+softmax_axis = One("diagnosis.lines.axis_order:softmax_axis", "softmax-axis")
 axes_swapped = One("diagnosis.lines.axis_order:axes_swapped", "axes-swapped")
 unread_result = One("diagnosis.lines.unread_results:result", "result-unread")
 unread_rows = One("diagnosis.lines.unread_results:rows", "features-unread", doubtful=True)

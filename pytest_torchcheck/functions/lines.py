@@ -23,6 +23,7 @@ from ..sources import (
     parsed,
     search,
     untaken_lines,
+    writes,
 )
 from .relations.jacobians import distance
 
@@ -141,12 +142,8 @@ def computing_lines(function: type | None, position: int | None, most: int = 4) 
     ]
 
 
-def _bound(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.Assign):
-        targets: list[ast.expr] = list(node.targets)
-    else:
-        targets = [t for t in (getattr(node, "target", None),) if t is not None]
-    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+def _bound(node: ast.AST) -> set[str]:
+    return {n.id for t, _ in writes(node) for n in ast.walk(t) if isinstance(n, ast.Name)}
 
 
 def _computes(node: ast.stmt) -> bool:
@@ -292,19 +289,13 @@ def _assigned(tree: ast.AST, name: str, before: int, dead: Collection[int] = ())
     for node in own_nodes(tree):
         if getattr(node, "lineno", 0) in dead:
             continue
-        if isinstance(node, ast.Assign):
-            targets: list[ast.expr] = list(node.targets)
-        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
-            targets = [node.target]
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            called = node.value.func  # an in-place method: grad.mul_(2)
-            inplace = isinstance(called, ast.Attribute) and called.attr.endswith("_")
-            targets = [called.value] if inplace and isinstance(called, ast.Attribute) else []
-        else:
-            continue
-        names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+        names = _bound(node)
+        called = getattr(getattr(node, "value", None), "func", None)
+        if isinstance(node, ast.Expr) and isinstance(called, ast.Attribute) and called.attr.endswith("_"):  # fmt: skip
+            # an in-place method: grad.mul_(2)
+            names = {n.id for n in ast.walk(called.value) if isinstance(n, ast.Name)}
         value = getattr(node, "value", None)
         empty = isinstance(value, ast.Constant) and value.value is None
-        if name in names and node.lineno <= before and not empty:
-            lines.append(node.lineno)
+        if name in names and getattr(node, "lineno", 0) <= before and not empty:
+            lines.append(getattr(node, "lineno", 0))
     return max(lines) if lines else None

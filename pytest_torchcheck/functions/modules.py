@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..findings import Culprit, Finding, Location
+from ..record.hooks import hooked
 from ..sources import of_object, of_parameter, rank
 from ..state import ModuleState, randomness_kept
 from ..text.printable import message_of
@@ -195,12 +196,8 @@ def _children_calls(parent: Subject) -> list[tuple[str, nn.Module, Any, Any]]:
                 seen[name] = (name, module, *copies)
 
         handles.append(child.register_forward_pre_hook(keep, with_kwargs=True))
-    try:
-        with torch.no_grad():
-            parent.run(parent.tensors)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), torch.no_grad():
+        parent.run(parent.tensors)
     return list(seen.values())
 
 

@@ -218,7 +218,6 @@ def not_guarded(step: OptimizerStep, broken: Sequence[str], total: int) -> Findi
             Culprit("call", step.name, "applies NaN", step.place),
             *(Culprit("parameter", name, "NaN after the step") for name in broken[:3]),
         ),
-        location=step.place,
         observed=f"every gradient was made NaN; {len(broken)} of {total} parameters are NaN after the step",
         cause="nothing checks the gradients between backward and step",
         because=f"{step.name}() ran at {at(step.place)} with a gradient norm of NaN",

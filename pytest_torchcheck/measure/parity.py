@@ -19,6 +19,8 @@ from pytest_torchcheck.subject.errors import SubjectError, UnmeasurableError
 from pytest_torchcheck.subject.losses import probe_loss
 from pytest_torchcheck.text.printable import message_of
 
+from ..record.hooks import hooked
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -275,11 +277,8 @@ def _watched(model: nn.Module, seen: list[tuple[str, torch.Tensor]]) -> Iterator
         return hook
 
     handles = [module.register_forward_hook(note(name)) for name, module in _leaves(model)]
-    try:
+    with hooked(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager
@@ -290,11 +289,8 @@ def _rounding(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         return None
 
     handles = [module.register_forward_hook(hook) for _, module in _leaves(model)]
-    try:
+    with hooked(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def is_repeatable(subject: Subject, model: nn.Module, batch: Batch, *, train: bool = True) -> bool:

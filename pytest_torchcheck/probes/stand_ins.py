@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .. import sources
+from ..record.hooks import hooked
 from ..record.modes import Functions
 from .recorded.watch import tensors_in
 
@@ -181,11 +182,7 @@ def read_with(
         for module in model.modules()
         if type(module).__module__.startswith("torch.")
     ]
-    try:
-        # what code makes of a value that it does not expect says nothing
-        with contextlib.suppress(Exception), Functions(look):
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    # what code makes of a value that it does not expect says nothing
+    with hooked(handles), contextlib.suppress(Exception), Functions(look):
+        run()
     return found

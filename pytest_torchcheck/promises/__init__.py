@@ -10,7 +10,6 @@ from typing import Any
 from ..text.nearest import unknown
 from .base import Promise
 from .base import PromiseError as PromiseError
-from .gradients import AllowsTF32, Autocasts, Differentiable, StraightThrough, TwiceDifferentiable
 from .outputs import (
     Causal,
     Deterministic,
@@ -24,7 +23,18 @@ from .outputs import (
 )
 from .parameters import Frozen, MayChange, MayLackGradient, Replicated, Tied, Trainable
 from .running import CapturesGraph, Checkpoints, FullyShards, SharesData
-from .training import Accumulates, ClipsGradients, MovingAverage, Schedule, SkipsNonFinite
+from .training import (
+    Accumulates,
+    AllowsTF32,
+    Autocasts,
+    ClipsGradients,
+    Differentiable,
+    MovingAverage,
+    Schedule,
+    SkipsNonFinite,
+    StraightThrough,
+    TwiceDifferentiable,
+)
 
 __all__ = [
     "Accumulates",

@@ -68,10 +68,8 @@ def gradients_at_steps(model: nn.Module) -> Iterator[list[Gradients]]:
     """Note the gradients that stand when an optimizer steps."""
     seen: list[Gradients] = []
     handle = register_optimizer_step_pre_hook(lambda *_: seen.append(gradients_of(model)))
-    try:
+    with handle:
         yield seen
-    finally:
-        handle.remove()
 
 
 def gradients_of(model: nn.Module) -> Gradients:

@@ -99,17 +99,15 @@ class Recorder:
             return batch
 
         handle = register_optimizer_step_pre_hook(lambda *_: self._stepped())
-        try:
-            with (
-                mock.patch.object(DataLoader, "__iter__", begin),
-                mock.patch.object(_BaseDataLoaderIter, "__next__", deliver),
-                mock.patch.object(
-                    DataLoader, "_index_sampler", property(lambda loader: _Noted(recorder, loader, index(loader)))
-                ),
-            ):  # fmt: skip
-                yield
-        finally:
-            handle.remove()
+        with (
+            handle,
+            mock.patch.object(DataLoader, "__iter__", begin),
+            mock.patch.object(_BaseDataLoaderIter, "__next__", deliver),
+            mock.patch.object(
+                DataLoader, "_index_sampler", property(lambda loader: _Noted(recorder, loader, index(loader)))
+            ),
+        ):  # fmt: skip
+            yield
 
     def _begin(self, loader: Any) -> Pass:
         if not any(known is loader.dataset for known in self._datasets):

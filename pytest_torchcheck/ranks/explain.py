@@ -82,7 +82,6 @@ def broken(subject: Subject, outcome: Outcome) -> Finding:
         "wrapper-hides-attribute" if hidden else "rank-raised",
         f"rank {first.rank} raises {first.kind} {during}: {_line(first.message):.200}",
         culprits=[Culprit("rank", f"rank {first.rank}", f"{first.kind} {during}", location)],
-        location=location,
         observed=f"{message_of(outcome)}; "
         + ("the other ranks raised no error of their own" if alone else "every rank raises it"),
         cause="DistributedDataParallel wraps the model as .module and does not forward its attributes"

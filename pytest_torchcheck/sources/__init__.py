@@ -44,3 +44,4 @@ from .syntax import tree_of as tree_of
 from .syntax import uncalled as uncalled
 from .syntax import untaken_in as untaken_in
 from .syntax import untaken_lines as untaken_lines
+from .syntax import writes as writes

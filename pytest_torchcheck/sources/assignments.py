@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..objects.weak import by_class
 from .locations import of_line, rank
-from .syntax import parsed, tree_of
+from .syntax import holds, parsed, tree_of, writes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from ..findings import Location
 
@@ -73,9 +73,8 @@ def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]
     own = {
         target.id: node.lineno
         for node in reversed(body)
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name) and node.value is not None
+        for target, _ in writes(node)
+        if isinstance(target, ast.Name)
     }
     return found, own
 
@@ -84,12 +83,8 @@ def _assigned(tree: ast.AST, calls: frozenset[str]) -> dict[str, int]:
     """Return the first line of a tree that assigns each attribute by its name, itself or by one of some calls."""
     found: dict[str, int] = {}
     for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Assign):
-            names = [n for target in node.targets for n in _attributes(target)]
-        elif isinstance(node, ast.AnnAssign | ast.AugAssign):
-            names = list(_attributes(node.target))
-        elif isinstance(node, ast.Call) and called(node) in calls:
+        names = [t.attr for t, _ in writes(node) if isinstance(t, ast.Attribute)]
+        if isinstance(node, ast.Call) and called(node) in calls:
             names = [
                 a.value
                 for a in node.args[:2]
@@ -131,14 +126,6 @@ def called(node: ast.AST) -> str:
     """Return the last name of what a call calls: ``BCELoss`` for ``nn.BCELoss()``; empty for no call, or no name."""
     function = node.func if isinstance(node, ast.Call) else None
     return str(getattr(function, "attr", getattr(function, "id", "")))
-
-
-def _attributes(target: ast.expr) -> Iterator[str]:
-    if isinstance(target, ast.Attribute):
-        yield target.attr
-    elif isinstance(target, ast.Tuple | ast.List):
-        for element in target.elts:
-            yield from _attributes(element)
 
 
 def _file_of(cls: type) -> str | None:
@@ -205,12 +192,7 @@ def _giving_sites(file: str, line: int) -> list[tuple[str, dict[int, list[float]
     calls = [n for n in nodes if isinstance(n, ast.Call)]
     given = [a for c in calls if c.lineno == line for a in _arguments(c)]
     used = {n.id for a in given for n in ast.walk(a) if isinstance(n, ast.Name)}
-    around = [
-        node
-        for node in nodes
-        if isinstance(node, ast.FunctionDef)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
+    around = [node for node in nodes if isinstance(node, ast.FunctionDef) and holds(node, line)]
     found = []
     for function in reversed(around):
         own = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)} - {"self"}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import functools
-import linecache
 import re
 import sys
 from keyword import kwlist
 from typing import TYPE_CHECKING
+
+from .syntax import function_around, holds, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..findings import Location
+    from .syntax import Function
 
 _OF_TENSORS = frozenset(
     [
@@ -164,11 +165,11 @@ def like_tensor(place: Location | None, attribute: str) -> str:
     it by a key. In the ``forward`` of a module that has none, it is the first parameter of the
     module.
     """
-    function = _function_at(place)
-    if function is None:
+    function = None if place is None else function_around(place.file, place.line)
+    if function is None or place is None:
         return ""
     arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-    method = _is_method(function, _tree(place))
+    method = _is_method(function, tree_of(place.file))
     for name in arguments[method:]:
         if _is_tensor(function, name):
             return f"{name}.{attribute}"
@@ -191,14 +192,14 @@ def argument_texts(place: Location | None, method: str, count: int) -> list[str]
         method: Such as ``reshape``.
         count: How many arguments the call has.
     """
-    function = _function_at(place)
+    function = None if place is None else function_around(place.file, place.line)
     if function is None or place is None:
         return None
     calls = [
         node
         for node in ast.walk(function)
         if isinstance(node, ast.Call)
-        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
+        and holds(node, place.line)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == method
         and len(node.args) == count
@@ -229,9 +230,10 @@ def submodule(model: nn.Module, name: str, owner: str = "self") -> str:
 
 def known_names(place: Location | None) -> frozenset[str] | None:
     """Return the names that exist at a line: of its function, its module and Python itself; None if unknown."""
-    function, tree = _function_at(place), _tree(place)
-    if tree is None:
+    tree = None if place is None else tree_of(place.file)
+    if tree is None or place is None or not tree.body:
         return None
+    function = function_around(place.file, place.line)
     found = set(dir(builtins)) | _bound(tree.body)
     if function is not None:
         args = function.args
@@ -257,7 +259,7 @@ def _bound(body: Sequence[ast.stmt]) -> set[str]:
     return found
 
 
-def _is_method(function: ast.FunctionDef, tree: ast.Module | None) -> bool:
+def _is_method(function: Function, tree: ast.Module | None) -> bool:
     """Say whether a function's first parameter is the object that it belongs to."""
     static = any(
         isinstance(d, ast.Name) and d.id == "staticmethod" for d in function.decorator_list
@@ -268,7 +270,7 @@ def _is_method(function: ast.FunctionDef, tree: ast.Module | None) -> bool:
     )
 
 
-def _is_tensor(function: ast.FunctionDef, name: str) -> bool:
+def _is_tensor(function: Function, name: str) -> bool:
     used = False
     for node in ast.walk(function):
         if isinstance(node, ast.Subscript) and _names(node.value, name):
@@ -286,29 +288,3 @@ def _is_tensor(function: ast.FunctionDef, name: str) -> bool:
 
 def _names(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
-
-
-def _function_at(place: Location | None) -> ast.FunctionDef | None:
-    """Return the innermost function that holds a line."""
-    tree = _tree(place)
-    if tree is None or place is None:
-        return None
-    holding = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-        and node.lineno <= place.line <= (node.end_lineno or node.lineno)
-    ]
-    return max(holding, key=lambda node: node.lineno, default=None)
-
-
-def _tree(place: Location | None) -> ast.Module | None:
-    return None if place is None else _parsed(place.file, "".join(linecache.getlines(place.file)))
-
-
-@functools.lru_cache(maxsize=16)
-def _parsed(_file: str, text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text) if text else None
-    except SyntaxError:
-        return None

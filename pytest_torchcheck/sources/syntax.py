@@ -134,6 +134,32 @@ def own_nodes(scope: ast.AST | None) -> Iterator[ast.AST]:
             pending = [*ast.iter_child_nodes(node), *pending]
 
 
+def writes(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what a statement assigns, each target with its value, those of an unpacked tuple one by one.
+
+    Where what is unpacked is not written out, its parts share one value.
+    """
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
+        targets = [node.target]
+    else:
+        return
+    if node.value is not None:
+        for target in targets:
+            yield from _parts(target, node.value)
+
+
+def _parts(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if not isinstance(target, ast.Tuple | ast.List):
+        yield target, value
+        return
+    written = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+    given = written if len(written) == len(target.elts) else [value] * len(target.elts)
+    for part, own in zip(target.elts, given, strict=True):
+        yield from _parts(part, own)
+
+
 def names_read(filename: str, line: int) -> tuple[str, ...]:
     """Return the variables that the statement on a line reads, in the order of the text."""
     innermost = statement(filename, line)

@@ -15,6 +15,7 @@ from ...declared.limits import DTYPES
 from ...findings import Culprit, Finding
 from ...loop.recorder import trace_of
 from ...measure import parity
+from ...record.hooks import hooked
 from ...record.modes import Functions
 from ...state import seed_everything
 from ...verdicts import inconclusive, not_applicable, passed, violated
@@ -130,12 +131,9 @@ def _products(subject: Subject, dtype: torch.dtype) -> dict[str, torch.dtype]:
             for name, module in model.named_modules()
             if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
         ]
-        try:
-            with torch.autocast(subject.device.type, dtype=dtype), Functions(around):
-                subject.call(model, subject.batch().clone())
-        finally:
-            for handle in handles:
-                handle.remove()
+        autocast = torch.autocast(subject.device.type, dtype=dtype)
+        with hooked(handles), autocast, Functions(around):
+            subject.call(model, subject.batch().clone())
     return {} if any(low) else found
 
 
@@ -156,7 +154,6 @@ def _without_effect(subject: Subject, name: str, products: dict[str, torch.dtype
         "autocast-unused",
         f"under {name} autocast no layer computes in {name}: {first or 'the model'} gives {kind}",
         culprits=[Culprit("module", first or type(model).__name__, f"gives {kind}", place)],
-        location=place,
         observed=f"{len(products)} linear or convolutional layers ran under autocast, and none of them gave {name}",
         cause="autocast is switched off around them",
         because=f"torch.autocast casts the arguments of these layers to {name}, so that they give it",
@@ -196,7 +193,6 @@ def _differs(
                 place,
             )
         ],
-        location=place,
         observed=f"relative difference {gap.value:.3g} against float64; rounding every layer to "
         f"{dtype} explains {limit:.2g}"
         if finite
@@ -252,7 +248,6 @@ def grad_scaler(subject: Subject) -> Iterator[Finding]:
             "scaler-not-updated",
             f"the scaler's factor stays {seen.factors[2]:g} after an overflow",
             culprits=[Culprit("call", "scaler.update", "missing or too late", line)],
-            location=line,
             observed=f"factor {seen.factors[1]:g} in the step that overflowed, "
             f"{seen.factors[2]:g} in the next one",
             cause="scaler.update() is not called after scaler.step()",
@@ -362,11 +357,8 @@ def _overflowing(subject: Subject) -> _Seen:
                 before = {name: p.detach().clone() for name, p in model.named_parameters()}
                 handles = _injection(model, seen) if step == 1 else []
                 seed_everything(subject.seed + step)
-                try:
+                with hooked(handles):
                     subject.train_step(model, optimizer, subject.batch().clone())
-                finally:
-                    for handle in handles:
-                        handle.remove()
                 seen.moved.append(
                     [n for n, p in model.named_parameters() if not torch.equal(before[n], p)]
                 )

@@ -116,7 +116,6 @@ def _never_steps(trace: Trace) -> Finding:
         "step-missing",
         f"no optimizer steps in {trace.steps} calls of the training step",
         culprits=(Culprit("call", "optimizer.step", "missing", last.place),),
-        location=last.place,
         observed=f"{len(trace.backwards())} backward passes, 0 optimizer steps; gradient norm "
         f"{last.norm:.4g}",
         cause="gradients are computed but never applied",
@@ -217,7 +216,6 @@ def _kept_in_vain(one: Backward, trace: Trace) -> Finding:
         "graph-retained",
         f"{one.name}(retain_graph=True) keeps a graph that no later backward uses",
         culprits=(Culprit("call", one.name, "retain_graph=True", one.place),),
-        location=one.place,
         observed=f"the graph was retained in each of {trace.steps} calls of the step",
         cause="all tensors saved for backward stay in memory until the loss is deleted",
         because="no node of a retained graph ran a second time, in its own call or a later one",

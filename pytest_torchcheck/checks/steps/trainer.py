@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.loop.trainer_accumulation import Accumulated, accumulate
-from pytest_torchcheck.loop.trainer_labels import (
+from pytest_torchcheck.loop.trainers import (
+    Accumulated,
+    accumulate,
     labels_of,
     learnt_shift,
     loss_of,
@@ -52,7 +53,6 @@ def trainer_runs(subject: Subject) -> Iterator[Finding]:
             "non-finite-forward",
             f"the loss is {trace.losses[first]} in step {first} of {loop.name}'s loop",
             culprits=(Culprit("loss", loop.name, f"step {first}", place),),
-            location=place,
             observed=(f"losses of {len(trace.losses)} steps: {', '.join(f'{loss:.4g}' for loss in trace.losses)}"),
             cause=("the trainer's learning rate or precision makes the weights or activations overflow"),
             because="the first loss is finite, and every step trains on the same batch",

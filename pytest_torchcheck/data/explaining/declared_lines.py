@@ -162,11 +162,9 @@ def _under_key(tree: ast.Module, role: str) -> ast.expr | None:
 def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yield every assigned name with its value; the names of an unpacked tuple share one value."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                for each in ast.walk(target):
-                    if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-                        yield each.id, node.value
+        for target, value in sources.writes(node) if isinstance(node, ast.Assign) else ():
+            if isinstance(target, ast.Name):
+                yield target.id, value
 
 
 def _last(assigned: list[tuple[str, ast.expr]], name: str, before: int) -> ast.expr | None:

@@ -125,7 +125,6 @@ def indices_shifted(part: Part, found: Shifted) -> Finding:
             Culprit("dataset", short or found.path, "the shifts", place),
             Culprit("function", name, "collate function", sources.of_object(collate)),
         ),
-        location=place,
         observed=f"samples of {few(found.sizes)} rows are shifted by {few(found.shifts)}; their "
         f"rows begin at {few(right)}",
         cause="the shift is not a cumulative sum: from the third sample on, indices refer to "

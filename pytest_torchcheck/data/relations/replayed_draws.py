@@ -211,7 +211,6 @@ def replayed_in_vain(part: Part, found: Replay) -> Finding:
             Culprit("call", found.call, f"no draw from {found.name} since", found.location),
             Culprit("dataset", found.other, "drawn from before and after", found.drawn),
         ),
-        location=found.location,
         observed=f"sample {found.index}: the state of {found.name} is unchanged before and after "
         "the call",
         cause="image and mask, which must be transformed alike, are transformed with different "

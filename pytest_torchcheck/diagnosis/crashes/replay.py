@@ -23,6 +23,7 @@ from torch.nn.modules.module import (
 
 from ... import sources
 from ...probes.gradient.switched_off import gradients_off_line
+from ...record.hooks import hooked
 from ...record.modes import Observer
 from .freed_graphs import FreedGraphs
 from .history import Call, Fact, Op, Replay, arguments_of, name_of, tensors_in
@@ -232,12 +233,8 @@ def _watching(recorder: _Recorder) -> Iterator[None]:
         recorder.leave(module)
 
     handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
-    try:
-        with recorder:
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), recorder:
+        yield
 
 
 _ANOMALY = "Error detected in "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import traceback
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +36,11 @@ if TYPE_CHECKING:
     from .history import Fact, Op, Replay
 
 
+@dataclass(eq=False)
 class Scene:
     """One error and what is known of it.
 
-    Args:
+    Attributes:
         error: What was raised; its traceback is read.
         phase: Where in a training step.
         model: The model, for names.
@@ -46,35 +50,20 @@ class Scene:
         device: Where it ran.
     """
 
-    def __init__(
-        self,
-        error: BaseException,
-        *,
-        phase: Phase,
-        model: nn.Module | None = None,
-        batch: Any = None,
-        rerun: Callable[..., object] | None = None,
-        device: str = "cpu",
-    ) -> None:
-        self.error = error
-        self.phase = phase
-        self.model = model
-        self.batch = batch
-        self.rerun = rerun
-        self.device = device
-        self.message = message_of(error)
+    error: BaseException
+    phase: Phase
+    model: nn.Module | None = None
+    batch: Any = None
+    rerun: Callable[..., object] | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        self.message = message_of(self.error)
         self._replays: dict[bool, Replay | None] = {}
 
     def of(self, error: BaseException) -> Scene:
         """Return the scene of another error of the same run: the one that this one was raised from."""
-        return Scene(
-            error,
-            phase=self.phase,
-            model=self.model,
-            batch=self.batch,
-            rerun=self.rerun,
-            device=self.device,
-        )
+        return replace(self, error=error)
 
     # -- words ----------------------------------------------------------------------------------
 
@@ -116,12 +105,7 @@ class Scene:
     @cached_property
     def frames(self) -> tuple[tuple[FrameType, int], ...]:
         """The frames of the traceback with their lines, the outermost first."""
-        found = []
-        traceback = self.error.__traceback__
-        while traceback is not None:
-            found.append((traceback.tb_frame, traceback.tb_lineno))
-            traceback = traceback.tb_next
-        return tuple(found)
+        return tuple(traceback.walk_tb(self.error.__traceback__))
 
     @cached_property
     def location(self) -> Location | None:
@@ -141,6 +125,27 @@ class Scene:
             ),
             None,
         )
+
+    @cached_property
+    def files(self) -> tuple[str, ...]:
+        """The user's own files of which code was running, the outermost first."""
+        every = dict.fromkeys(frame.f_code.co_filename for frame, _ in self.frames)
+        return tuple(file for file in every if sources.rank(file) == 2)
+
+    def dead(self, file: str) -> frozenset[int]:
+        """Return the lines of a file that the running functions are known not to have reached."""
+        frames = [frame for frame, _ in self.frames if frame.f_code.co_filename == file]
+        return frozenset().union(*map(sources.untaken_in, frames))
+
+    def calls(self, name: str) -> list[Location]:
+        """Return the lines of the files that ran which call a function of this name."""
+        return [
+            sources.of_line(file, node.lineno)
+            for file in self.files
+            for node in sources.nodes(file)
+            if isinstance(node, ast.Call) and sources.called(node) == name
+            if node.lineno not in self.dead(file)
+        ]
 
     @cached_property
     def running(self) -> tuple[nn.Module, ...]:
@@ -197,10 +202,8 @@ class Scene:
 
     def called(self, function: str) -> Mapping[str, Any] | None:
         """Return the locals of the innermost frame of a function, such as ``cross_entropy``."""
-        for frame, _ in reversed(self.frames):
-            if frame.f_code.co_name == function:
-                return frame.f_locals
-        return None
+        frames = (frame for frame, _ in reversed(self.frames))
+        return next((f.f_locals for f in frames if f.f_code.co_name == function), None)
 
     # -- the replay -----------------------------------------------------------------------------
 
@@ -307,8 +310,7 @@ class Scene:
 
     def blame(self, detail: str = "") -> tuple[Culprit, ...]:
         """Return the innermost module, else the user's function, else the model, as the culprit."""
-        found = self.culprit(detail=detail) or self.call_culprit(detail=detail)
-        if found:
+        if found := self.culprit(detail=detail) or self.call_culprit(detail=detail):
             return found
         name = type(self.model).__name__ if self.model is not None else self.phase
         kind: CulpritKind = "module" if self.model is not None else "call"

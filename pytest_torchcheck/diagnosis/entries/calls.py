@@ -13,6 +13,7 @@ from ... import sources
 from ...explanation import Explanation, describe, listed, on_line
 from ...findings import Culprit, Location
 from ...objects import trees
+from ...text.nearest import nearest
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line
 
@@ -130,10 +131,7 @@ def _fewer(scene: Scene, cls: type[Any] | None) -> str:
 
 
 def _closest(name: str, takes: str) -> str:
-    import difflib
-
-    known = re.findall(r"(?:^|, )\**(\w+)", takes)
-    return next(iter(difflib.get_close_matches(name, known, 1, 0.5)), "")
+    return nearest(name, re.findall(r"(?:^|, )\**(\w+)", takes)) or ""
 
 
 @entry(r"the factory must return an nn.Module; it returned (?:the (class) (\w+)|a value of type (\w+))",
@@ -170,16 +168,7 @@ def forward_missing(scene: Scene, match: re.Match[str]) -> Explanation | None:
         place = None
     near = ""
     if cls is not None and not container:
-        import difflib
-
-        near = next(
-            iter(
-                difflib.get_close_matches(
-                    "forward", [n for n in vars(cls) if callable(vars(cls)[n])], 1, 0.6
-                )
-            ),
-            "",
-        )
+        near = nearest("forward", [n for n in vars(cls) if callable(vars(cls)[n])]) or ""
     call = scene.location
     if container:
         cause = f"a {match[1]} only stores modules"
@@ -349,8 +338,6 @@ def _before(scene: Scene) -> tuple[str, str] | None:
 @entry(r"'([\w.]+)' object has no attribute '(\w+)'", types=("AttributeError",))
 def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """An attribute that a module, a tensor or an output does not have."""
-    import difflib
-
     kind, name = match[1], match[2]
     owner = next((m for m in reversed(scene.running) if type(m).__name__ == kind), None)
     known: list[str] = []
@@ -363,7 +350,7 @@ def attribute(scene: Scene, match: re.Match[str]) -> Explanation | None:
         ]
     elif kind == "Tensor":
         known = [k for k in dir(torch.Tensor) if not k.startswith("_")]
-    near = next(iter(difflib.get_close_matches(name, known, 1, 0.6)), "")
+    near = nearest(name, known) or ""
     who = scene.name_of(owner) if owner is not None else f"a {kind}"
     output = kind in ("tuple", "list", "dict", "NoneType")
     cause = f"{who} has no attribute {name}" + (f"; {near} is close" if near else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,6 @@ from ..stored.graph_holders import holders
 from ..training.parameter_groups import groups_overlap, spent_iterator
 
 if TYPE_CHECKING:
-    from ...explanation import Explanation
-    from ...findings import Location
     from ..crashes.scene import Scene
 
 
@@ -277,8 +274,8 @@ def groups_added(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if scheduler is None or not known or groups <= known:
         return None
     name = type(scheduler).__name__
-    added = _calls(scene, "add_param_group")
-    made = _calls(scene, name)
+    added = scene.calls("add_param_group")
+    made = scene.calls(name)
     place = added[0] if len(added) == 1 else None
     line = f" (line {place.line})" if place is not None else ""
     return scene.explain(
@@ -312,23 +309,3 @@ def _known(scheduler: Any) -> int:
     """Return for how many groups a scheduler was made."""
     given = getattr(scheduler, "base_lrs", None)
     return len(given if isinstance(given, list) else getattr(scheduler, "min_lrs", ()))
-
-
-def _calls(scene: Scene, name: str) -> list[Location]:
-    """Return the lines of the files that ran which call a function of this name."""
-    files = dict.fromkeys(frame.f_code.co_filename for frame, _ in scene.frames)
-    dead = {
-        file: frozenset[int]().union(
-            *(sources.untaken_in(f) for f, _ in scene.frames if f.f_code.co_filename == file)
-        )
-        for file in files
-    }
-    return [
-        sources.of_line(file, node.lineno)
-        for file in files
-        if sources.rank(file) == 2
-        for node in ast.walk(sources.tree_of(file) or ast.Module(body=[], type_ignores=[]))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func).rpartition(".")[2] == name
-        and node.lineno not in dead[file]
-    ]

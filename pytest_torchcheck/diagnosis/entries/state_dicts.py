@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from typing import TYPE_CHECKING
 
@@ -193,7 +192,8 @@ def weights_only(scene: Scene, match: re.Match[str]) -> Explanation | None:
         else kind
     )
     made = _made(scene, key)
-    saves = _saving(scene)
+    saving = set(scene.calls("save"))
+    saves = saving.pop() if len(saving) == 1 else None
     line = on_line(made)
     entry_words = f"entry {key!r}" if key else "an entry"
     if what == "a NumPy scalar":
@@ -222,35 +222,14 @@ def weights_only(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 def _file(scene: Scene) -> object:
     """Return what torch.load was given."""
-    for frame, _ in reversed(scene.frames):
-        code = frame.f_code
-        if code.co_name == "load" and code.co_filename.endswith(os.path.join("torch", "serialization.py")):  # fmt: skip
-            return frame.f_locals.get("f")
-    return None
-
-
-def _files(scene: Scene) -> list[str]:
-    files = dict.fromkeys(frame.f_code.co_filename for frame, _ in scene.frames)
-    return [file for file in files if sources.rank(file) == 2]
-
-
-def _saving(scene: Scene) -> Location | None:
-    """Return the only line of the files that ran which saves something."""
-    found = {
-        sources.of_line(file, node.lineno)
-        for file in _files(scene)
-        for node in ast.walk(sources.tree_of(file) or ast.Module(body=[], type_ignores=[]))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.save"
-    }
-    return found.pop() if len(found) == 1 else None
+    return (scene.called("load") or {}).get("f")
 
 
 def _made(scene: Scene, key: str) -> Location | None:
     """Return the line that makes the value of an entry, where the files that ran name that entry only once."""
     given: list[tuple[str, ast.expr]] = []
-    for file in _files(scene) if key else ():
-        tree = sources.tree_of(file)
-        for node in ast.walk(tree) if tree is not None else ():
+    for file in scene.files if key else ():
+        for node in sources.nodes(file):
             if isinstance(node, ast.Dict):
                 given += [
                     (file, v)
@@ -265,8 +244,5 @@ def _made(scene: Scene, key: str) -> Location | None:
     place = sources.of_line(file, value.lineno)
     if not isinstance(value, ast.Name):
         return place
-    dead: frozenset[int] = frozenset().union(
-        *(sources.untaken_in(f) for f, _ in scene.frames if f.f_code.co_filename == file)
-    )
-    found = assigned(place, value.id, without=dead)
+    found = assigned(place, value.id, without=scene.dead(file))
     return found.location if found is not None else place

@@ -19,6 +19,7 @@ from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.numbers.domains import readable_values
 from ...probes.numbers.finiteness import find_nonfinite
+from ...record.hooks import hooked
 from ...runs.again import forward_and_loss
 from ...runs.layers import layer_rows
 from ...runs.numerics import eval_forward
@@ -100,12 +101,8 @@ def _within(subject: Subject, run: Callable[[], Any]) -> Callable[[list[str]], F
             first.append((module, sources.of_frame(sys._getframe(1)), _masked_rows(given)))
 
     handles = [register_module_forward_pre_hook(entered), register_module_forward_hook(left)]
-    try:
-        with subject.pristine():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), subject.pristine():
+        run()
     if not first:
         return None
     module, place, (masked, rows) = first[0]
@@ -122,7 +119,6 @@ def _within(subject: Subject, run: Callable[[], Any]) -> Callable[[list[str]], F
             "non-finite-forward",
             f"{names_text(outputs)} is NaN in eval mode on an ordinary batch",
             culprits=[Culprit("module", name or kind, "returns NaN", place)],
-            location=place,
             observed=f"{names_text(outputs)}: NaN, in eval mode under torch.no_grad()",
             cause=f"{kind} {'takes its fused path there, which ' if fused else ''}gives NaN"
             + (" for a row whose keys are all masked" if masked else ""),

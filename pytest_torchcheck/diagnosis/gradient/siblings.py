@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...probes.holding.holders import lines_run
+from ...record.hooks import hooked
 from ...runs.again import forward_and_loss
 
 if TYPE_CHECKING:
@@ -138,11 +139,8 @@ def _calls(subject: Subject) -> dict[str, list[Location | None]]:
         handles = [
             module.register_forward_pre_hook(note(name)) for name, module in model.named_modules()
         ]
-        try:
+        with hooked(handles):
             forward_and_loss(subject)()
-        finally:
-            for handle in handles:
-                handle.remove()
     return found
 
 

@@ -115,23 +115,8 @@ def _values(
     pending: list[tuple[bool, ast.AST]] = [(True, child) for child in ast.iter_child_nodes(scope)]
     while pending:
         top, node = pending.pop()
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            targets = node.targets
-        elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
-            targets = [node.target]
-        value = getattr(node, "value", None)
-        for target in targets:
-            if value is not None and ast.unparse(target) == name:
-                found.append((top, value))
-            elif isinstance(target, ast.Tuple):
-                given = value.elts if isinstance(value, ast.Tuple) else [value] * len(target.elts)
-                if len(given) == len(target.elts):
-                    found += [
-                        (top, v)
-                        for t, v in zip(target.elts, given, strict=True)
-                        if v is not None and ast.unparse(t) == name
-                    ]
+        if not isinstance(node, ast.AugAssign):
+            found += [(top, v) for t, v in sources.writes(node) if ast.unparse(t) == name]
         if deep or not isinstance(node, (*sources.FUNCTIONS, ast.ClassDef, ast.Lambda)):
             sure = {id(child) for child in _certain(node, without)} if top else set()
             pending += [(id(child) in sure, child) for child in ast.iter_child_nodes(node)]

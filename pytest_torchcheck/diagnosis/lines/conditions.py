@@ -1,4 +1,4 @@
-"""What decides whether a line runs, or what it assigns: conditions and loops around it, and the names that they read."""
+"""What decides whether a line runs, or what it assigns: conditions and loops around it, and the names they read."""
 
 from __future__ import annotations
 
@@ -88,11 +88,9 @@ def _names(expression: ast.expr) -> list[str]:
 
 def _assignments(scope: ast.AST, name: str, before: int) -> Iterator[int]:
     for node in ast.walk(scope):
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.lineno < before:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            parts = [p for t in targets for p in (t.elts if isinstance(t, ast.Tuple) else [t])]
-            if any(ast.unparse(part) == name for part in parts):
-                yield node.lineno
+        line = getattr(node, "lineno", 0)
+        if line < before and any(ast.unparse(t) == name for t, _ in sources.writes(node)):
+            yield line
 
 
 def choosing_dimensions(place: Location | None) -> list[tuple[str, Location]]:
@@ -104,7 +102,7 @@ def choosing_dimensions(place: Location | None) -> list[tuple[str, Location]]:
     given = [
         keyword.value.id
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and node.lineno <= place.line <= (node.end_lineno or 0)
+        if isinstance(node, ast.Call) and sources.holds(node, place.line)
         for keyword in node.keywords
         if keyword.arg in ("dim", "dims", "axis") and isinstance(keyword.value, ast.Name)
     ]

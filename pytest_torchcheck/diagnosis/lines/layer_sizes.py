@@ -126,14 +126,8 @@ def _functions(cls: type) -> Iterator[Scope]:
 
 def _assigned_values(function: ast.AST, name: str) -> Iterator[ast.expr]:
     for node in ast.walk(function):
-        targets: list[ast.expr] = []
-        value: ast.expr | None = None
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign):
-            targets, value = [node.target], node.value
-        for target in targets:
-            if isinstance(target, ast.Attribute) and target.attr == name and value is not None:
+        for target, value in sources.writes(node):
+            if isinstance(target, ast.Attribute) and target.attr == name:
                 yield value
 
 

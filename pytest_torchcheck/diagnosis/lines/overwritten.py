@@ -1,4 +1,4 @@
-"""What a function loses: a variable that is bound anew before anything has read it, and the result of a statement that nothing keeps."""
+"""What a function loses: a variable bound anew before anything has read it, and a result that nothing keeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ compound one."""
 
 
 def overwritten(place: Location, run: Callable[[], object]) -> tuple[str, Location | None]:
-    """Return a variable that the statement at a place binds, and the line that binds it anew where nothing read it before.
+    """Return a variable that a statement binds, and the line that binds it anew where nothing read it before.
 
     In a loop that can be the place itself. No line where each value was read.
 

@@ -1,4 +1,4 @@
-"""Parts of a result that the source never reads: the variable that holds them, and the line that goes on without them."""
+"""Parts of a result that the source never reads: the variable that holds them, and the line that passes them by."""
 
 from __future__ import annotations
 

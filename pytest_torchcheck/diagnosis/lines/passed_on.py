@@ -1,4 +1,4 @@
-"""How a value goes on from the line that computes it, which lines go past one that is not read, and at which a function comes back."""
+"""How a value goes on from the line that computes it, which lines go past one, and at which a function returns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _GIVING = (ast.Assign, ast.AnnAssign, ast.Return)
 def handed_on(
     place: Location, run: Callable[[], object], *, depth: int = 3
 ) -> tuple[str, Location | None]:
-    """Return the variable that the statement at a place assigns, and the first line after it that copies or returns it as it is.
+    """Return the variable that a statement assigns, and the first line after it that copies or returns it as it is.
 
     Of a statement that returns what it computes: the line that gets it, or that hands it on from
     there. Arguments as of :func:`~pytest_torchcheck.diagnosis.lines.unread.unread`, with how many

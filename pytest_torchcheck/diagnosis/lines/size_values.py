@@ -110,15 +110,13 @@ def _built(cls: type, argument: str) -> Iterator[tuple[ast.expr, Scope, str]]:
     scopes = [tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))]
     for call in calls_of(tree, cls.__name__):
         given = given_argument(call, cls, argument)
-        around = [s for s in scopes if not isinstance(s, ast.FunctionDef) or _within(call, s)]
+        around = [
+            s for s in scopes if not isinstance(s, ast.FunctionDef) or sources.holds(s, call.lineno)
+        ]
         if given is not None:
             scope = around[-1]
             name = scope.name if isinstance(scope, ast.FunctionDef) else ""
             yield given, Scope(filename, name, scope), ""
-
-
-def _within(node: ast.expr, function: ast.FunctionDef) -> bool:
-    return function.lineno <= node.lineno <= (function.end_lineno or function.lineno)
 
 
 def _names(expression: ast.expr) -> Iterator[str]:
@@ -131,14 +129,10 @@ def _names(expression: ast.expr) -> Iterator[str]:
 
 def _assigned(tree: ast.AST, name: str, before: int) -> list[ast.expr]:
     """Return what is assigned to a variable of a scope above a line, not within functions or classes in it."""
-    found: list[ast.expr] = []
-    for node in sources.own_nodes(tree):
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            targets = [t for target in node.targets for t in getattr(target, "elts", [target])]
-        elif isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        value = getattr(node, "value", None)
-        if value is not None and any(getattr(t, "id", "") == name for t in targets):
-            found += [value] if getattr(node, "lineno", 0) <= before else []
-    return found
+    return [
+        value
+        for node in sources.own_nodes(tree)
+        if not isinstance(node, ast.AugAssign) and getattr(node, "lineno", 0) <= before
+        for target, value in sources.writes(node)
+        if getattr(target, "id", "") == name
+    ]

@@ -80,7 +80,7 @@ def unread(place: Location, run: Callable[[], object]) -> Unread | None:
 
 
 def unread_values(place: Location, run: Callable[[], object]) -> str:
-    """Return the first of two variables that the statement at a place unpacks, where no line that runs reads it afterwards.
+    """Return the first of two variables that a statement unpacks, where no line that runs reads it afterwards.
 
     ``values, indices = scores.topk(k)`` with ``values`` left unread. Arguments as of
     :func:`unread`; empty where it is read, or where the statement is no such one.

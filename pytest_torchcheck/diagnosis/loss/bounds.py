@@ -50,7 +50,6 @@ def unbounded(
             Culprit(kind="output", name=name, detail=f"goes to {way}", location=place),
             Culprit(kind="loss", name="loss", detail="has no lowest value", location=place),
         ],
-        location=place,
         observed=f"with {name} shifted by {sign * 1e3:g}{without}, the loss of a training forward is {lowest:.4g}",
         cause=f"a term in {name} has the wrong sign: it rewards what it should limit",
         because=f"the loss falls by as much for any targets when {name} is shifted that way",

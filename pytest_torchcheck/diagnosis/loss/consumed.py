@@ -148,7 +148,6 @@ def dead_term(subject: Subject, term: DeadTerm) -> Finding:
             Culprit("call", "create_graph", "not passed to autograd.grad", place),
             Culprit("call", term.added.name, "adds the term", added),
         ],
-        location=place,
         observed="the term has no graph, and is added to a loss that has one",
         cause="without create_graph=True the derivative that autograd.grad returns is a constant",
         because=f"the result of autograd.grad{line} has requires_grad=False"
@@ -206,7 +205,6 @@ def partial_norm(found: PartialNorm, over: int) -> Finding:
             Culprit("function", name, f"takes the norm over dimension {over} alone", place),
             Culprit("call", found.reduced.name, f"{shape} -> {left}", place),
         ],
-        location=place,
         observed=f"a gradient of shape {shape} of one number per sample is reduced to {left}",
         cause=f"the norm is taken over dimension {over}, so each of {many} parts of a sample is "
         "pushed towards the norm that the whole gradient is to have",
@@ -230,7 +228,6 @@ def focal_mean(found: FocalMean) -> Finding:
             Culprit("call", name, "reduces to a mean before the weight", place),
             Culprit("call", found.weighted.name, "weights the mean", product),
         ],
-        location=place,
         observed=(f"{name} gave one number for {found.elements} elements, and 1 - exp(-mean) weights "
             "that number"),
         cause=("the criterion's reduction is 'mean', so hard and easy elements receive the same "
@@ -330,7 +327,6 @@ def turned(subject: Subject, seen: Direction) -> Finding:
             "loss-sign",
             f"the loss falls when what {seen.function} compares with the labels moves away from them",
             culprits=[Culprit("loss", seen.function, "pulls away from the labels", place)],
-            location=place,
             observed=f"its gradient points away from the labels for all of {seen.counted}, and no "
             "other loss of torch's pulls towards them",
             cause="the sign of this term is wrong, unless an opponent is trained by it",
@@ -341,7 +337,6 @@ def turned(subject: Subject, seen: Direction) -> Finding:
         "loss-sign",
         "the loss falls when the output moves away from the target",
         culprits=[Culprit("loss", seen.function, "wrong sign", place)],
-        location=place,
         observed=f"the loss equals minus {compared}; its gradient points away from all of "
         f"{seen.counted} targets",
         cause="the sign of the loss is wrong: training would maximise the error",

@@ -214,7 +214,6 @@ def shifted(subject: Subject, path: str, shift: int, share: float, labels: str) 
             Culprit("target", name, f"shift {shift}", line),
             *made,
         ],
-        location=line,
         observed=f"at {share:.0%} of the positions of {path} the gradient of the loss favours "
         f"ids[t{shift:+d}]",
         cause=f"logits and {name} are not aligned"
@@ -237,7 +236,6 @@ def padding(subject: Subject, path: str, share: float, count: int) -> Finding:
         "padding-counted",
         "the loss includes padded positions",
         culprits=[Culprit("loss", "loss", "counts padding", line)],
-        location=line,
         observed=f"{share:.0%} of {count} padded positions of {path} receive a gradient",
         cause="padded positions are averaged like real ones",
         because="the loss's gradient at a padded position must be exactly zero",

@@ -42,7 +42,6 @@ def misplaced(
         "target-misplaced",
         f"{name} are compared with outputs of other positions",
         culprits=[Culprit("loss", "loss", "positions mixed", place)],
-        location=place,
         observed="; ".join(shown),
         cause="output and targets are given one shape by a reshape that reorders one of them",
         because="the offset between a target and the outputs that it affects differs from one "
@@ -70,7 +69,6 @@ def spread_over(
             Culprit("loss", "loss", "mixes positions", place),
             Culprit("target", name, "affects other positions too", place),
         ],
-        location=place,
         observed=f"changing {name}{list(at)} changes the gradient of {path} at {len(where)} positions",
         cause="outputs are averaged or normalised over positions before they are compared",
         because="the loss is one call of a criterion that has a separate term for each position",
@@ -90,7 +88,6 @@ def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding
             Culprit("target", "labels", "wrong partners", place),
             Culprit("loss", "loss", call.op.name, call.op.location),
         ],
-        location=place,
         observed=f"the same {size} samples in another order change the loss by at least {change:.0%}",
         cause="the class used as target is not each sample's own partner",
         because="with the partners as targets, only the order of the terms of a mean would change",

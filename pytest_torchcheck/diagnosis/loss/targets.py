@@ -91,7 +91,6 @@ def unread(
             Culprit("target", path, "has no influence", place),
             Culprit("loss", "loss", "over a part of the batch", place),
         ],
-        location=place,
         observed=f"changing the targets of sample {', '.join(map(str, samples[:4]))} leaves the "
         "loss and its gradient bit-equal",
         cause="the loss is computed over a part of the samples",
@@ -171,7 +170,6 @@ def of_other_samples(
             Culprit("target", path, "of other samples", place),
             Culprit("loss", "loss", "samples mismatched", place),
         ],
-        location=place,
         observed=shown,
         cause="output and targets are in a different order along the batch dimension",
         because=f"a target changes the gradient of other samples' {_by(loss)}, but not of its own",
@@ -198,7 +196,6 @@ def shared(
             Culprit("loss", "loss", "mixes samples", place),
             Culprit("target", path, "affects other samples too", place),
         ],
-        location=place,
         observed=f"changing {path}[{sample}] changes the gradient of the {_by(loss)} of {len(others)} "
         f"other samples, including sample {others[0]}",
         cause="every output is compared with the labels of all samples"
@@ -222,7 +219,6 @@ def over_samples(seen: Direction) -> Finding:
         "samples-share-targets",
         "the softmax before the loss does not run over the classes: samples compete for each class",
         culprits=[Culprit("call", seen.function, "runs over the wrong dimension", seen.place)],
-        location=seen.place,
         observed=f"the loss has the gradient of a cross entropy over dimension {seen.over}",
         cause=f"{seen.function}{line} normalises over dimension {seen.over}, which does not hold the classes",
         because="the gradient at its input is that of such a cross entropy with these labels, and "
@@ -240,7 +236,6 @@ def skipped(subject: Subject, seen: StepReads) -> Finding:
             "targets-ignored",
             "the training step reads its first batch alone",
             culprits=[Culprit("call", "train_step", "never reads a later batch", place)],
-            location=place,
             observed="a second step with other samples gives bit-equal weights, gradients and loss",
             cause="the step keeps its first batch, or what it made of it",
             because="other samples in the first step do change its result",
@@ -267,7 +262,6 @@ def shuffled(seen: Direction) -> Finding:
         "target-of-another-sample",
         "the training step compares samples with the targets of others",
         culprits=[Culprit("call", seen.function, "gets targets of other samples", seen.place)],
-        location=seen.place,
         observed=f"{seen.function} gets the targets in another order than the model got the samples: "
         f"those of {seen.moved} samples differ from their own",
         cause="inputs and targets are not reordered alike on their way to the loss",

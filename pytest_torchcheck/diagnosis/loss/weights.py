@@ -54,7 +54,6 @@ def mixed_reductions(
         if found.averaged != found.summed
         else f"the loss adds a term that is summed over the samples to one that is averaged ({summed})",
         culprits=[Culprit("loss", "loss", "mixed reductions", place)],
-        location=place,
         observed=f"with every sample repeated, the gradient with respect to {summed} doubles; that with "
         f"respect to {averaged} stays the same"
         if found.averaged != found.summed
@@ -106,7 +105,6 @@ def mean_over_others(subject: Subject, loss: LossOfOutput, found: Crowding) -> F
             Culprit("loss", "loss", "divided by the number of other elements", place),
             Culprit("target", found.path, "says which elements count", place),
         ],
-        location=place,
         observed=f"with {found.path}{list(found.element)} counted too, the gradient of "
         f"{counted(found.counted, 'element')} of sample {found.sample} that counted before grows by a factor of "
         f"{found.factor:.4g}",

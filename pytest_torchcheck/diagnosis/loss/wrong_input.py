@@ -225,7 +225,6 @@ def crossed_axes(found: Crossed) -> Finding:
             Culprit("call", logs, f"over dimension {found.logs_over}", found.logs.location),
             Culprit("call", found.product.name, "multiplies the two", product),
         ],
-        location=place,
         observed=f"{found.product.name} of two tensors {list(found.shape)}",
         cause=f"the softmax{on_line(place)} distributes over another dimension than the logarithms "
         "that it weighs",

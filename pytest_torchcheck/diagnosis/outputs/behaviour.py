@@ -293,7 +293,6 @@ def global_state(
         "global-state",
         f"the forward changes {name} from {before[name]} to {after[name]}",
         culprits=[Culprit("call", name, str(after[name]), place)],
-        location=place,
         observed="; ".join(f"{n}: {before[n]} -> {after[n]}" for n in changed),
         cause="a global setting is changed and not restored",
         because="it differs before and after one forward",
@@ -315,7 +314,6 @@ def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
         "anomaly-left-on",
         "anomaly mode is on" + (" after the model is built" if by_build else ""),
         culprits=[Culprit("call", "torch.autograd.set_detect_anomaly", location=place)],
-        location=place,
         observed="torch.is_anomaly_enabled() is True"
         + (", and was False before the factory ran" if by_build else " before the contract runs"),
         cause=("it was enabled to find a NaN, and is still on: every backward checks all its "
@@ -341,7 +339,6 @@ def output_mismatch(
             Culprit("output", path, str(got), where),
             *(place.culprits() if place is not None else ()),
         ],
-        location=where,
         observed=f"{batch.describe()} gives {path} {got}",
         cause="the output does not have the declared shape at these sizes",
         because=f"sizes {dict(batch.sizes)} make the declared shape {declared}"
@@ -370,7 +367,6 @@ def out_of_range(subject: Subject, batch: Batch, path: str, low: float, high: fl
         f"{path} ranges from {low:.4g} to {high:.4g}; the contract declares "
         f"{allowed[0]:g} to {allowed[1]:g}",
         culprits=[Culprit("output", path, f"{low:.4g}..{high:.4g}", where)],
-        location=where,
         observed=f"{batch.describe()} gives {path} in [{low:.4g}, {high:.4g}]",
         cause="the last operation does not bound the output",
         because="an ordinary batch exceeds the declared range",

@@ -50,7 +50,6 @@ def unlike(
         "reference-unlike",
         "the weights do not match the reference: " + told[0],
         culprits=[Culprit("parameter", name, "differs from the reference", place)],
-        location=place,
         observed="; ".join(told),
         cause="the two versions have different layers or layer names",
         because="the state_dicts were compared by name and shape",
@@ -74,7 +73,6 @@ def differs(
             "reference-differs",
             f"the outputs differ from those of {type(other).__name__} with the same weights",
             culprits=[Culprit("module", type(subject.model).__name__, location=place)],
-            location=place,
             observed="no submodule of both versions receives the same inputs and gives a "
             "different output",
             cause="the code between the submodules differs, or a submodule has another name",
@@ -91,7 +89,6 @@ def differs(
         if call.module
         else f"the outputs begin to differ from those of {type(other).__name__} in {name}.forward",
         culprits=[Culprit("module", name, _gap(parting), place)],
-        location=place,
         observed=f"with equal inputs {_shapes(call.given)}, {name} gives {_shapes(call.gave)}, the "
             f"reference {_shapes(parting.theirs.gave)}; {_gap(parting)}",
         cause=f"{name} does not compute the same as in the reference" + (f": {word}" if word else ""),

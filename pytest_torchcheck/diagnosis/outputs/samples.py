@@ -180,7 +180,6 @@ def fixed_size(
         "size-crash",
         f"the batch size is hard-coded in the model: {size} on line {place.line}",
         culprits=[Culprit("call", place.text[:80], location=place)],
-        location=place,
         observed=f"the batch has {size} samples; without the last one the {error.phase} raises "
         f"{type(error.error).__name__}: {said}",
         cause=f"line {place.line} contains {size} where the batch size is needed",

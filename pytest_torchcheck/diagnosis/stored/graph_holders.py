@@ -204,14 +204,9 @@ def _drops_graph(value: ast.expr) -> bool:
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, int]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                targets = target.elts if isinstance(target, ast.Tuple) else [target]
-                for each in targets:
-                    yield each, node.value, node.lineno
-        elif isinstance(node, ast.AugAssign | ast.AnnAssign) and node.value is not None:
-            yield node.target, node.value, node.lineno
-        elif (
+        for target, value in sources.writes(node):
+            yield target, value, getattr(node, "lineno", value.lineno)
+        if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in ("append", "extend", "update")

@@ -323,7 +323,6 @@ def held_by_cache(twin: nn.Module) -> Finding | None:
             "copy-held",
             f"a copy of {type(twin).__name__} is never freed: {name} caches it",
             culprits=[Culprit("call", name, "lru_cache", place)],
-            location=place,
             observed="a copy and its parameters stay alive after one forward and the last use of "
             "the copy",
             cause=f"functools.lru_cache keeps the arguments of {name}, including self, for the "

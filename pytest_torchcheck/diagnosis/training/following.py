@@ -113,7 +113,6 @@ def one_for_two(subject: Subject, follower: str, trained: str, name: str) -> Fin
             Culprit("module", follower, f"is {trained} itself", place),
             Culprit("parameter", f"{follower}.{name}", "shares its memory with the trained one"),
         ],
-        location=place,
         observed=f"model.{follower} is model.{trained}, and the optimizer steps its parameters",
         cause=f"{follower} was assigned the module itself, not a copy{returned}",
         because=f"in a step with a copy in place of {follower}, the copy receives no gradient "
@@ -182,7 +181,6 @@ def not_averaged(
             ),
             Culprit(kind="parameter", name=f"{source}.{name}", detail="its source"),
         ),
-        location=place,
         observed=f"after one step {target}.{name} is off by {error:.3g}",
         cause=cause,
         because=because,

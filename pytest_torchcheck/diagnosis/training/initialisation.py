@@ -62,7 +62,6 @@ def factory_repeats(subject: Subject, shared: list[str]) -> Finding:
         if part
         else "the factory returns the same model each time",
         culprits=[Culprit("function", subject.contract.name, location=place)],
-        location=place,
         observed="two calls with different seeds returned modules "
         + (
             f"that share {len(shared)} of {len(trainable)} trainable parameters"
@@ -252,7 +251,6 @@ def dead(subject: Subject, found: Rectified) -> Finding:
         "units-dead",
         f"{found.op} in {name}{line} gives zero for {found.zeros:.1%} of its outputs",
         culprits=[Culprit("module", name, f"{found.zeros:.1%} zeros", found.location)],
-        location=found.location,
         observed=f"{found.zeros:.2%} of {found.size} outputs are exactly zero, in each of three "
         "batches",
         cause="its input is negative nearly everywhere: check biases, scale or sign of the layer "
@@ -335,7 +333,6 @@ def rows_stay_equal(subject: Subject, name: str, dim: int) -> Finding:
         "units-equal",
         f"the {shape[dim]} rows of {name} are equal and stay equal",
         culprits=[Culprit("parameter", name, "equal rows", place)],
-        location=place,
         observed=f"the slices of {name} {shape} along dimension {dim} are equal, and so are those "
         "of its gradient on two "
         f"batches, and the slices after {STEPS} steps",

@@ -199,7 +199,6 @@ def constant(subject: Subject, loss: float, moved: float, shown: dict[str, Any])
         "loss-constant",
         f"the loss stays at {loss:.4g}{guess}, regardless of the model's output",
         culprits=[Culprit("loss", "loss", "constant", place)],
-        location=place,
         observed=f"loss {loss:.6g}; the same to six digits after random changes of the output "
         f"with a deviation of {moved:g}",
         cause="the output is rounded, replaced or multiplied by almost zero before the loss",
@@ -216,7 +215,6 @@ def crawling(own: Attempt, best: Attempt, place: Location | None, shown: dict[st
         "optimizer-crawls",
         "the declared optimizer hardly changes the loss of one batch",
         culprits=[Culprit("optimizer", "optimizer", "too slow", place)],
-        location=place,
         observed=f"loss {own.losses[0]:.6g} -> {own.losses[-1]:.6g} in {len(own.losses)} steps at a "
         f"learning rate of {own.rates[0]:g}: less than 0.01% of the distance to the floor",
         cause="the learning rate is too low for this model and loss",
@@ -244,7 +242,6 @@ def climbing(
         "optimizer-climbs",
         f"the declared {what} raises the loss: it steps along the gradient",
         culprits=[Culprit("optimizer" if step is None else "call", what, "climbs", place)],
-        location=place,
         observed=f"loss {own.losses[0]:.4g} -> {own.losses[-1]:.4g} in {len(own.losses)} steps",
         cause=f"the {what} maximises the declared loss: maximize=True, or a sign that is turned",
         because=f"the cosine of its first step and the gradient is {along:.2f}; {best.name} learns the "

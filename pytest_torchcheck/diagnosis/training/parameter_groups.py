@@ -57,7 +57,7 @@ def groups_overlap(scene: Scene) -> Explanation | None:
         narrow = number if wide == other else other
         cause = f"{words[wide]} holds every parameter of {words[narrow]} too"
         fix = f"remove {shown} from {words[wide]}{line}"
-    place_dead = _dead(scene, place) if place is not None else frozenset()
+    place_dead = scene.dead(place.file) if place is not None else frozenset()
     spent = next((u for u in used_up_near(place, place_dead) if u.tested), None) if place else None
     if spent is not None:
         cause, fix, at = f"{cause}: {spent.cause}", spent.fix, spent.made
@@ -106,7 +106,7 @@ def spent_iterator(scene: Scene) -> UsedUp | None:
     if place is None:
         return None
     read = sources.names_read(place.file, place.line)
-    found = used_up_near(place, _dead(scene, place))
+    found = used_up_near(place, scene.dead(place.file))
     return next((u for u in found if u.tested or u.name in read), None)
 
 
@@ -115,15 +115,9 @@ def _names(model: torch.nn.Module, parameters: list[torch.Tensor]) -> list[str]:
     return [named[id(p)] for p in parameters if id(p) in named]
 
 
-def _dead(scene: Scene, place: Location) -> frozenset[int]:
-    """Return the lines of a file that the running functions are known not to have reached."""
-    frames = [f for f, _ in scene.frames if f.f_code.co_filename == place.file]
-    return frozenset().union(*(sources.untaken_in(f) for f in frames))
-
-
 def _group(scene: Scene, place: Location, number: int) -> tuple[str, Location] | None:
     """Return how the parameters of a group are written, and the line that makes them."""
-    dead = _dead(scene, place)
+    dead = scene.dead(place.file)
     group = _element(place, number, dead)
     if isinstance(group, ast.Name):
         found = assigned(place, group.id, without=dead)

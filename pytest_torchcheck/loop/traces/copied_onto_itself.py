@@ -145,7 +145,7 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
 
 
 def _kept_exchanged(subject: Subject, place: Location) -> tuple[str, ...]:
-    """Return the parameters that a line copies onto themselves while they hold what a forward was run with in exchange."""
+    """Return the parameters that a line copies onto themselves while they hold what a forward ran with in exchange."""
     with begun(subject) as (model, made):
         watch = _Exchanges(model, place)
         with watch.listening(), contextlib.suppress(SubjectError):
@@ -166,15 +166,15 @@ class _Exchanges(StepWatch):
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         handle = register_optimizer_step_post_hook(lambda *_: self._settle())
-        try:
-            with listening(
+        with (
+            handle,
+            listening(
                 {"copy": self._copy},
                 before_step=lambda *_: None,
                 before_forward=lambda _: self._look(),
-            ):
-                yield
-        finally:
-            handle.remove()
+            ),
+        ):
+            yield
 
     def before(self, step: int) -> None:
         if step:

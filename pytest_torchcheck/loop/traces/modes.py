@@ -176,7 +176,6 @@ def _trains_in_eval(subject: Subject, trace: Trace) -> Iterator[Finding]:
             Culprit("call", setter.name, "before the training forward", setter.place),
             *(Culprit("module", name, "in eval mode during training") for name in acting[:3]),
         ),
-        location=setter.place,
         observed=f"the training forward runs in eval mode in each of {len(seen)} calls; the model "
             "was passed in training mode",
         cause="dropout is off and statistics are not updated in training",
@@ -206,7 +205,6 @@ def _gradients_off(subject: Subject, trace: Trace) -> Iterator[Finding]:
         "gradients-left-off",
         "the step leaves gradients disabled: no later step can train",
         culprits=(Culprit("call", "set_grad_enabled", "not undone", place),),
-        location=place,
         observed=f"torch.is_grad_enabled() is False after call {trace.grad_left_off} of the step",
         cause="gradients are disabled for an evaluation and not enabled again",
         because=f"they are disabled after {at(place)}",

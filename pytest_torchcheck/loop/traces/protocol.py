@@ -99,7 +99,6 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
                 *(Culprit("call", e.name, "clears other gradients", e.place) for e in others[:1]),
                 *(Culprit("parameter", n, "stale gradient") for n in (sorted(step.stale)[:4] if part else ())),
             ),
-            location=named or place,
             observed=f"in call {step.step} of the step, the gradients of {len(step.stale)} of "
                 f"{len(held)} parameters ({few(step.stale)}) still contain an earlier pass; "
                 f"norm {step.norm:.4g}, {earlier.norm:.4g} in call {earlier.step}",

@@ -1,4 +1,4 @@
-"""A parameter group that a schedule leaves behind: the first one follows it, this one keeps the optimizer's default rate."""
+"""A parameter group that a schedule leaves behind: the first one follows it, this one keeps the default rate."""
 
 from __future__ import annotations
 
@@ -106,7 +106,6 @@ def left_behind(subject: Subject, trace: Trace) -> Finding | None:
             Culprit("optimizer", "param_groups", f"group {number} is not set", where),
             *(Culprit("parameter", name, f"in group {number}") for name in first),
         ),
-        location=where,
         observed=f"over {len(steps)} steps the rate of group 0 goes from {groups[0][0]:g} to "
         f"{groups[0][-1]:g}; that of group {number} is {default:g} throughout",
         cause="only the rate of the first group is set",

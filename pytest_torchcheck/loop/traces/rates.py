@@ -61,7 +61,6 @@ def _before_optimizer(trace: Trace) -> Iterator[Finding]:
             Culprit("scheduler", scheduler.name, "runs first", scheduler.place),
             call(step, "runs afterwards"),
         ),
-        location=scheduler.place,
         observed=f"in all {len(wrong)} calls of the step that did both, {scheduler.name}() came first",
         cause="the schedule advances before the optimizer has used its rate",
         because=f"{at(scheduler.place)} ran before {at(step.place)}",
@@ -81,7 +80,6 @@ def _vanishing(trace: Trace) -> Iterator[Finding]:
         "rate-vanishes",
         f"the learning rate falls from {max(rates):g} to {rates[-1]:g} in {len(rates)} steps",
         culprits=(Culprit("scheduler", scheduler.name, f"{len(stepped)} calls", scheduler.place),),
-        location=scheduler.place,
         observed=f"learning rates of {len(rates)} steps: {_listed(rates)}",
         cause="a schedule intended for epochs is stepped with every batch, or decays much too fast",
         because=f"{scheduler.name}() ran {len(stepped)} times in {trace.steps} steps, at "

@@ -261,25 +261,13 @@ def _given(cls: type) -> frozenset[str]:
     function = tree.body[0] if tree is not None else None
     if not isinstance(function, ast.FunctionDef):
         return frozenset()
-    arguments = function.args
-    names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    names -= {a.arg for a in function.args.args[:1]}
-    found: set[str] = set()
-    for node in ast.walk(function):
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
-            found |= _assigned(target, node.value, names)
-    return frozenset(found)
-
-
-def _assigned(target: ast.expr, value: ast.expr, names: set[str]) -> set[str]:
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        pairs = zip(target.elts, value.elts, strict=False)
-        return set().union(*(_assigned(t, v, names) for t, v in pairs))
-    if isinstance(target, ast.Attribute) and _is_argument(value, names):
-        return {target.attr}
-    return set()
+    names = set(sources.parameters(function)) - {a.arg for a in function.args.args[:1]}
+    return frozenset(
+        target.attr
+        for node in ast.walk(function)
+        for target, value in sources.writes(node)
+        if isinstance(target, ast.Attribute) and _is_argument(value, names)
+    )
 
 
 def _is_argument(value: ast.expr, names: set[str]) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ...objects import trees
+from ...record.hooks import hooked
 from ..recorded.watch import Watch
 
 if TYPE_CHECKING:
@@ -95,11 +96,8 @@ def freed(model: nn.Module, run: Callable[[], Any]) -> dict[str, Freed]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | _ConvNd) and isinstance(module.bias, nn.Parameter)
     ]
-    try:
+    with hooked(handles):
         output = run()
-    finally:
-        for handle in handles:
-            handle.remove()
     found = {}
     for path, given in trees.floats(output).items():
         for name, dim, tensor in made:

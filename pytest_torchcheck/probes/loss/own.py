@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ...objects import trees
+from ...record.hooks import hooked
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from .arguments import targets_of
@@ -182,7 +183,7 @@ class OwnLoss(LossOfOutput):
                 for module in model.modules()
                 if isinstance(module, nn.Embedding)
             ]
-            try:
+            with hooked(handles):
                 model.eval()
                 adapted = self._subject.contract.adapted
                 # an adapter gives the loss in training mode only; the layers remain in eval mode
@@ -191,9 +192,6 @@ class OwnLoss(LossOfOutput):
                 with torch.enable_grad():
                     output = self._subject.call(model, given)
                     return self._subject.compute_loss(output, given), leaves
-            finally:
-                for handle in handles:
-                    handle.remove()
 
     def _noisy(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._noise is None:

@@ -64,10 +64,8 @@ class Terms:
     def watching(self) -> Iterator[None]:
         """See the steps of all optimizers."""
         handle = register_optimizer_step_pre_hook(self._stepping)
-        try:
+        with handle:
             yield
-        finally:
-            handle.remove()
 
     def see(self, bare: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]) -> None:
         """See one call and its result; ``op`` describes it where that is needed."""

@@ -19,7 +19,7 @@ from pytest_torchcheck.catalogue import catalogue
 from pytest_torchcheck.catalogue.check import Need
 from pytest_torchcheck.cli import CommandError, doctor, explain, main
 from pytest_torchcheck.cli.checks import LINES, described, short
-from pytest_torchcheck.cli.pages import pages
+from pytest_torchcheck.cli.explain import pages
 from pytest_torchcheck.codes.explainer import Explainer
 
 ROOT = Path(__file__).resolve().parents[3]
