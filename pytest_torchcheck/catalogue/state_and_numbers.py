@@ -176,6 +176,9 @@ CHECKS: tuple[Check, ...] = (
             cost="2 FBS under the tracker; on fake tensors where sizes are declared",
             axes="once",
         ),
+    ),
+    *family(
+        "machines.leaks",
         check(
             "step-leak",
             "No training step leaves tensors, graphs or hooks behind.",

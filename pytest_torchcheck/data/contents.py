@@ -295,3 +295,12 @@ def is_object_array(value: Any) -> bool:
         and value.dtype == object
         and value.ndim == 1
     )
+
+
+def has_state(thing: Any) -> bool:
+    """Say whether a checkpoint can hold the state of an object."""
+    return (
+        callable(getattr(thing, "state_dict", None))
+        and callable(getattr(thing, "load_state_dict", None))
+        and not isinstance(thing, type)
+    )

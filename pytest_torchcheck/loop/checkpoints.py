@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..data.contents import has_state
 from ..objects import trees
 from ..subject.optimizers import optimizers_of, schedulers_of
-from .unsaved import has_state
 
 if TYPE_CHECKING:
     from ..subject import Subject

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.data.contents import Contents
+from pytest_torchcheck.data.contents import Contents, has_state
 from pytest_torchcheck.data.generators import is_generator
 from pytest_torchcheck.data.snapshot import Snapshot
 from pytest_torchcheck.objects.peek import attributes
-
-from .unsaved import has_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable

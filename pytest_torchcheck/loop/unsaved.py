@@ -37,15 +37,6 @@ class Missing:
         return self.path.startswith("model.") and not number
 
 
-def has_state(thing: Any) -> bool:
-    """Say whether a checkpoint can hold the state of an object."""
-    return (
-        callable(getattr(thing, "state_dict", None))
-        and callable(getattr(thing, "load_state_dict", None))
-        and not isinstance(thing, type)
-    )
-
-
 Plain = dict[str, tuple[Any, Held | None]]
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
-
 from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.loop.carried_graphs import (
-    given_with_graph,
-    growing_graph,
-    where_graph_is_carried,
-)
 from pytest_torchcheck.measure.budget import (
     LargestBatch,
     describe_failure,
@@ -23,27 +16,21 @@ from pytest_torchcheck.measure.evidence import evidence
 from pytest_torchcheck.measure.growth import grow, growth_sizes
 from pytest_torchcheck.measure.memory import attempt
 from pytest_torchcheck.measure.steps import StepFailed, Tracked, track
-from pytest_torchcheck.probes.gradient.kept_graph import kept_graph
-from pytest_torchcheck.probes.holding.step_leaks import inference_leak, is_certain, training_leak
-from pytest_torchcheck.probes.holding.tensor_caches import tensor_cache
 from pytest_torchcheck.probes.memory.fake import Unmeasurable
 from pytest_torchcheck.probes.memory.fake import explain as why_not
-from pytest_torchcheck.runs.facts import forward_facts
 from pytest_torchcheck.subject import Subject
 from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.text.units import format_bytes, format_flops
 
 from ...codes import memory as explain
 from ...codes.undecided import NOT_MEASURABLE
-from ...runs.training.steps import trajectory
 from ...text.wording import at_sizes
 from ...verdicts import inconclusive, not_applicable, passed
+from .leaks import leak_of_steps
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
 
-    from pytest_torchcheck.probes.holding.leaks import Leak
-    from pytest_torchcheck.probes.holding.tensor_caches import TensorCache
 
 _REAL_RATIO = 64  # times the base batch up to which a step that cannot be faked is run for real
 _TOLERANCE = 0.25  # of a power that no polynomial fits exactly
@@ -69,7 +56,7 @@ def peak_memory(subject: Subject) -> Iterator[Finding]:
             tracked,
             broken,
             fits=lambda: _fitting(subject, broken["total"][1]),
-            leak=lambda: _training_leak(subject),
+            leak=lambda: leak_of_steps(subject),
         )
         return
     told = ", ".join(
@@ -133,82 +120,6 @@ def flops(subject: Subject) -> Iterator[Finding]:
             f"{format_flops(allowed)}{at_sizes(tracked.profile.sizes)}",
             evidence={"flops": tracked.flops, "parameters": tracked.parameters},
         )
-
-
-def step_leak(subject: Subject) -> Iterator[Finding]:
-    """Count live bytes and hooks after each of several steps; explain only what grows."""
-    if not _trains(subject):
-        yield not_applicable("no parameter requires a gradient, so there is no training step")
-        return
-    leak = _training_leak(subject)
-    grown = None
-    if leak is None and trajectory(subject).carries:
-        grown = growing_graph(subject)
-    if grown is not None:
-        yield explain.longer_graph(*grown, where_graph_is_carried(subject, grown[0]))
-        return
-    if leak is None:
-        yield passed("live bytes and hooks were constant from one step to the next")
-        return
-    if (cache := _tensor_cache(subject, leak, training=True)) is not None:
-        yield explain.cached(leak, cache, kind="training step", certain=is_certain(leak, subject))
-        return
-    given = (
-        given_with_graph(subject, leak.location)
-        if leak.kind == "graph" and leak.location is not None
-        else ()
-    )
-    yield explain.leaks(leak, kind="training step", certain=is_certain(leak, subject), given=given)
-
-
-def inference_memory(subject: Subject) -> Iterator[Finding]:
-    """Look for outputs with a graph under no_grad, and for what repeated calls keep."""
-    seen = forward_facts(subject)
-    found, with_graph = seen.outputs, seen.with_graph
-    if not found:
-        yield not_applicable("the model returns no tensor")
-        return
-    if with_graph and any(isinstance(m, torch.jit.ScriptModule) for m in subject.model.modules()):
-        yield inconclusive(
-            f"{with_graph[0]} carries a graph under no_grad, but TorchScript's optimised graphs "
-            "always do"
-        )
-        return
-    excused = ""
-    if with_graph:
-        kept = kept_graph(subject)
-        loose = [path for path in with_graph if path not in kept.derivatives]
-        if loose or kept.kept_bytes:
-            yield explain.inference_graph(subject, loose or list(with_graph), len(found), kept)
-            return
-        excused = "; that of a derivative holds no tensors"
-    leak = inference_leak(subject) if seen.grows else None
-    if leak is None:
-        yield passed(
-            f"no graph on {len(found)} outputs under no_grad{excused}; live bytes were "
-            "constant over calls"
-        )
-        return
-    known = subject.cache.get(("leak", "training"))
-    same = known is not None and known.holder == leak.holder
-    code = {"hooks": "leak-hooks", "graph": "leak-graph", "tensors": "leak-tensors"}
-    root = f"step-leak/{code[known.kind]}" if same and known is not None else None
-    if (cache := _tensor_cache(subject, leak, training=False)) is not None:
-        yield explain.cached(leak, cache, kind="call", root=root, certain=is_certain(leak, subject))
-        return
-    yield explain.leaks(leak, kind="call", root=root, certain=is_certain(leak, subject))
-
-
-def _training_leak(subject: Subject) -> Leak | None:
-    """Look for a leak where the steps that are run anyway left more behind with each of them."""
-    return training_leak(subject) if trajectory(subject).grows else None
-
-
-def _tensor_cache(subject: Subject, leak: Leak, *, training: bool) -> TensorCache | None:
-    """Look for a cached function that keeps it, where nothing else is known to."""
-    if leak.kind == "hooks" or (leak.holder and "_lru_cache_wrapper" not in leak.chain):
-        return None
-    return tensor_cache(subject, training=training)
 
 
 def largest_sizes(subject: Subject) -> dict[str, int]:

@@ -7,26 +7,19 @@ Python's objects can. Only after something has grown is the step run again to sa
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor, nn
-
-from pytest_torchcheck.probes.holding.holders import Link, Roots, blame, hook_line, lines_run
-from pytest_torchcheck.probes.memory.allocations import STOPS, Allocation, named_tensors, storages
-from pytest_torchcheck.probes.memory.replay import location_of
-from pytest_torchcheck.probes.memory.tracker import MemoryTracker
-
-from ...objects import heap
+from ...late import resolve
 from .live_bytes import LiveBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from torch import nn
 
     from pytest_torchcheck.findings import Location
 
@@ -120,19 +113,22 @@ def find_leak(
         with counter:
             step()
     live, hooks = _observe(step, module, counter, steps)
-    if not _grows(live) and not _added(hooks):
+    if not grows(live) and not _added(hooks):
         return None
     gc.collect()
     more, later = _observe(step, module, counter, steps)
     gc.collect()
     if counter.live <= more[0]:
         more = [0]  # cycles, which the collector frees
-    if not _grows(more) and not _added(later):
+    if not grows(more) and not _added(later):
         return None  # or a cache that is full by now
     added = _added(later)
-    per_step = (more[-1] - more[0]) // steps if _grows(more) else 0
+    per_step = (more[-1] - more[0]) // steps if grows(more) else 0
     del counter
-    leak = _explain(step, module, per_step, tuple(v - more[0] for v in more), added, tuple(code))
+    live_bytes = tuple(v - more[0] for v in more)
+    # named late: it follows every allocation, which nothing that passes needs
+    explained = resolve("probes.holding.leaked:explained")
+    leak: Leak = explained(step, module, per_step, live_bytes, added, tuple(code))
     if leak.kind == "tensors" and leak.bytes_per_step <= ignore_bytes:
         return None
     if any("(maxlen " in link for link in leak.chain):  # bounded, and longer than we looked
@@ -155,7 +151,8 @@ def _observe(
     return live, hooks
 
 
-def _grows(live: list[int]) -> bool:
+def grows(live: list[int]) -> bool:
+    """Say whether a number rises with every step."""
     return len(live) > 1 and all(after > before for before, after in itertools.pairwise(live))
 
 
@@ -188,159 +185,3 @@ def count_hooks(module: nn.Module | None) -> Counter[str]:
 
 
 # ---------------------------------------------------------------------- explanation
-
-
-def _explain(
-    step: Callable[[], Any],
-    module: nn.Module | None,
-    per_step: int,
-    live: tuple[int, ...],
-    added: dict[str, int],
-    code: tuple[Callable[..., Any], ...],
-) -> Leak:
-    tracker = MemoryTracker(model=module)
-    seen: list[dict[_Kind, list[tuple[int, Allocation]]]] = []
-    with tracker:
-        for _ in range(_ROUNDS):
-            tracker.next_step()
-            with lines_run() as ran:
-                step()
-            gc.collect(1)
-            seen.append(_live_by_kind(tracker))
-    growing = _growing(seen)
-    chain: list[Link] = []
-    kind: LeakKind = "tensors"
-    carriers = _carriers({address for kept in growing for address, _ in seen[-1][kept]})
-    if carriers:
-        carrier, kind = _most_telling(carriers)
-        carriers.clear()  # they would be found as holders
-        chain = Roots(module).chain(carrier)
-        del carrier
-    holder, location = blame(chain, code, ran)
-    if added:
-        kind = "hooks"
-        name = next(iter(added))
-        holder = f"hooks of {name}"
-        location = hook_line(module, name, ran) or location
-    return Leak(
-        kind=kind,
-        bytes_per_step=per_step,
-        live_bytes=live,
-        tensors=_describe(growing, seen),
-        holder=holder,
-        chain=tuple(link.text for link in chain),
-        location=location,
-        hooks=added or None,
-    )
-
-
-STOPS.add(_explain.__code__)  # lines outside the step are not part of it
-
-
-_ROUNDS = 3
-_Kind = tuple[Any, ...]
-"""What made a tensor: operation, module, line, dtype and rank; its sizes may grow."""
-
-
-def _live_by_kind(tracker: MemoryTracker) -> dict[_Kind, list[tuple[int, Allocation]]]:
-    found: dict[_Kind, list[tuple[int, Allocation]]] = {}
-    for address, a in tracker.addresses().items():
-        if a.born >= 0:
-            kind = (a.op, a.module, a.site, a.dtype, len(a.shape))
-            found.setdefault(kind, []).append((address, a))
-    return found
-
-
-def _growing(seen: list[dict[_Kind, list[tuple[int, Allocation]]]]) -> list[_Kind]:
-    """Return what had more bytes after every round, the most first."""
-    totals = {
-        kind: [sum(a.size for _, a in live.get(kind, ())) for live in seen] for kind in seen[-1]
-    }
-    found = [kind for kind, counts in totals.items() if _grows(counts)]
-    return sorted(found, key=lambda kind: totals[kind][0] - totals[kind][-1])
-
-
-def _describe(
-    growing: list[_Kind], seen: list[dict[_Kind, list[tuple[int, Allocation]]]]
-) -> tuple[LeakedTensor, ...]:
-    made = []
-    for kind in growing:
-        first, last = seen[0].get(kind, []), seen[-1][kind]
-        newest = max((a for _, a in last), key=lambda a: a.born)
-        more = sum(a.size for _, a in last) - sum(a.size for _, a in first)
-        made.append(
-            LeakedTensor(
-                shape=newest.shape,
-                dtype=str(newest.dtype).removeprefix("torch."),
-                bytes_per_step=more // (_ROUNDS - 1),
-                count_per_step=(len(last) - len(first)) / (_ROUNDS - 1),
-                op=newest.op,
-                module=newest.module,
-                location=None if newest.site is None else location_of(newest.site),
-            )
-        )
-    return tuple(made)
-
-
-def _carriers(addresses: set[int]) -> list[tuple[Tensor, bool, int]]:
-    """Return the tensors that Python can see and that keep leaked storages, with how they do.
-
-    Each is ``(tensor, by its graph rather than its own storage, bytes or nodes that it keeps)``.
-    """
-    found = []
-    heap.thaw()
-    with torch._C.DisableTorchFunctionSubclass():  # any class of the process, which may refuse
-        for thing in gc.get_objects():
-            if not issubclass(type(thing), Tensor):  # isinstance would wake lazy proxies
-                continue
-            own = any(storage._cdata in addresses for storage in storages(thing))
-            nodes = _saved(thing.grad_fn, addresses) if thing.grad_fn is not None else 0
-            if own or nodes:
-                found.append((thing, bool(nodes) or thing.grad_fn is not None, nodes))
-    return found
-
-
-def _saved(node: Any, addresses: set[int], most: int = 5000) -> int:
-    """Count the leaked tensors that a graph keeps."""
-    seen = {node}
-    queue = deque([node])
-    count = 0
-    while queue and len(seen) < most:
-        current = queue.popleft()
-        for name in dir(current):
-            if not name.startswith("_saved_"):
-                continue
-            try:
-                value = getattr(current, name)
-            except RuntimeError:  # already freed
-                continue
-            for _, tensor in named_tensors(value):
-                count += any(storage._cdata in addresses for storage in storages(tensor))
-        for tensor in _context_tensors(current):
-            count += any(storage._cdata in addresses for storage in storages(tensor))
-        for following, _ in current.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                queue.append(following)
-    return count
-
-
-def _context_tensors(node: Any) -> list[Tensor]:
-    """Return the tensors of a custom Function's ctx: saved ones and plain attributes."""
-    if not isinstance(node, torch.autograd.function.BackwardCFunction):
-        return []
-    found = [value for value in vars(node).values() if isinstance(value, Tensor)]
-    with contextlib.suppress(RuntimeError):  # already freed
-        found += [value for value in node.saved_tensors if value is not None]
-    return found
-
-
-def _most_telling(carriers: list[tuple[Tensor, bool, int]]) -> tuple[Tensor, LeakKind]:
-    """Choose the tensor to follow: the one that keeps most of a graph, else the largest."""
-
-    def weight(entry: tuple[Tensor, bool, int]) -> tuple[bool, int, int]:
-        tensor, by_graph, count = entry
-        return by_graph, count, sum(storage.nbytes() for storage in storages(tensor))
-
-    tensor, by_graph, _ = max(carriers, key=weight)
-    return tensor, "graph" if by_graph else "tensors"
