@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from memory_zoo import ZOO, Entry  # noqa: E402
 
 from pytest_torchcheck import Contract, Unmeasurable, measure_memory  # noqa: E402
-from pytest_torchcheck.measure.allocator import record  # noqa: E402
+from pytest_torchcheck.measure.memory import record  # noqa: E402
 from pytest_torchcheck.probes.memory import MemoryTracker, build_profile  # noqa: E402
 
 if TYPE_CHECKING:

@@ -40,31 +40,6 @@ def assert_backward(
     hold_to(("backward",), model, batch, loss=loss, seed=seed, device=device, **fields)
 
 
-def assert_gradients(
-    model: Model,
-    batch: Any,
-    *,
-    loss: Loss = None,
-    seed: int = 0,
-    device: str | None = None,
-    **fields: Any,
-) -> None:
-    """Assert that every trainable parameter gets a finite gradient that is not always zero.
-
-    Arguments and errors as for :func:`assert_backward`.
-    """
-    __tracebackhide__ = True
-    hold_to(
-        ("gradients-exist", "gradients-finite"),
-        model,
-        batch,
-        loss=loss,
-        seed=seed,
-        device=device,
-        **fields,
-    )
-
-
 def assert_updates(
     model: Model,
     batch: Any,
@@ -145,6 +120,12 @@ assert_eval_deterministic = assertion_of(
     "eval mode is deterministic and changes nothing",
     "eval-determinism",
     "eval-purity",
+)
+assert_gradients = assertion_of(
+    "assert_gradients",
+    "every trainable parameter gets a finite gradient that is not always zero",
+    "gradients-exist",
+    "gradients-finite",
 )
 assert_inputs_unchanged = assertion_of(
     "assert_inputs_unchanged", "the forward does not write to its inputs", "inputs-unchanged"

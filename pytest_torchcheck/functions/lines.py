@@ -7,6 +7,7 @@ import difflib
 import inspect
 import sys
 from dataclasses import dataclass, field
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -167,12 +168,10 @@ def error_line(function: type | None, error: BaseException) -> Location | None:
     """Return the Function's own line in a traceback, else the user's innermost one."""
     files = _files(function)
     best = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
+    for frame, line in walk_tb(error.__traceback__):
+        code = frame.f_code
         if code.co_filename in files:
-            best = of_line(code.co_filename, traceback.tb_lineno, code.co_qualname)
-        traceback = traceback.tb_next
+            best = of_line(code.co_filename, line, code.co_qualname)
     return best or of_error(error)
 
 

@@ -9,6 +9,7 @@ import os
 import site
 import sys
 import sysconfig
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from ..findings import Location
@@ -115,11 +116,7 @@ def _best(frames: Iterable[tuple[CodeType, int]]) -> Location | None:
 
 def of_traceback(traceback: TracebackType | None) -> Location | None:
     """Return the user's innermost line of a traceback, or None if it holds none."""
-    frames = []
-    while traceback is not None:
-        frames.append((traceback.tb_frame.f_code, traceback.tb_lineno))
-        traceback = traceback.tb_next
-    return _best(frames)
+    return _best((frame.f_code, line) for frame, line in walk_tb(traceback))
 
 
 def of_error(error: BaseException) -> Location | None:

@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 import weakref
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -315,10 +316,8 @@ def _alike(again: BaseException, first: BaseException) -> bool:
         return True
     places = []
     for error in (again, first):
-        traceback = error.__traceback__
-        while traceback is not None and traceback.tb_next is not None:
-            traceback = traceback.tb_next
-        own = traceback is None or sources.rank(traceback.tb_frame.f_code.co_filename) > 0
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        own = not frames or sources.rank(frames[-1].f_code.co_filename) > 0
         place = sources.of_error(error)
         places.append(None if own or place is None else (place.file, place.line))
     return places[0] is not None and places[0] == places[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +17,11 @@ from ...state import is_range_error
 from ...text.printable import message_of
 from ...text.units import format_bytes
 from ..crashes.explain import explain_scene
-from ..crashes.scene import Scene
 from ..crashes.table import entry
 
 if TYPE_CHECKING:
     from ...findings import Plain
+    from ..crashes.scene import Scene
 
 _UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _ADVICE = {
@@ -176,9 +177,9 @@ def _on_the_cpu(scene: Scene) -> Scene | None:
     except Exception as error:  # the user's code may raise anything
         if "CUDA error" in message_of(error):
             return None
-        return Scene(
-            error,
-            phase=scene.phase,
+        return replace(
+            scene,
+            error=error,
             model=getattr(rerun, "model", None) or scene.model,
             batch=getattr(rerun, "batch", None) or scene.batch,
             rerun=on_the_cpu,

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ... import sources
 from ...findings import Culprit
+from ...record.tracing import find_line
 from ...runs.again import forward_and_loss
 from ...runs.liveness.takings import takings
+from ...text.wording import names_text
 from ...verdicts import suspicious, violated
-from .parts import missed
 from .passed_on import passed_by
+from .unread import bound_names, leaves, lines_of, reads, statements
 
 if TYPE_CHECKING:
-    from ...findings import Finding
+    from collections.abc import Callable, Iterable
+    from types import FrameType
+
+    from ...findings import Finding, Location
     from ...runs.liveness.idle_rows import IdleRows
+    from ...runs.liveness.takings import Taking
     from ...runs.liveness.unread import Unread
     from ...subject import Subject
+
 
 _FIXES = {
     "dropped": "assign the result, as in h = {text}, or delete the statement",
@@ -108,3 +119,218 @@ def rows(subject: Subject, idle: IdleRows) -> Finding:
         because=because,
         fix=f"{lost.fix or f'use {lost.name} where it was meant to be used'}, or give {module} fewer outputs",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """Parts that nothing reads, though the source reads others beside them.
+
+    Attributes:
+        name: What holds them: ``gates``, ``parts[2]``, ``chunk``.
+        made: The line that takes them out of the whole.
+        place: The line that was to read them.
+        cause: How they are missed.
+        fix: What to do there.
+    """
+
+    name: str
+    made: Location
+    place: Location
+    cause: str
+    fix: str = ""
+
+
+def missed(takings: list[Taking], run: Callable[[], object]) -> Missed | None:
+    """Say how the source goes past a part of what some calls take apart; None where that may be meant.
+
+    Args:
+        takings: The calls, all of one layer's outputs.
+        run: Runs them again.
+    """
+    split = {(one.place.file, one.place.line, one.op): one for one in takings if one.items > 1}
+    for one in split.values():
+        same = [t for t in takings if (t.op, t.place) == (one.op, one.place)]
+        never = [n for n in one.unread if all(n in t.unread for t in same)]
+        if 0 < len(never) < one.items and (found := _of_items(one, never, run)) is not None:
+            return found
+    return _taken_twice([one for one in takings if one.items == 1])
+
+
+def _taken_twice(takings: list[Taking]) -> Missed | None:
+    """Find the call that takes what another one has, where there are as many calls as parts."""
+    for number, later in enumerate(takings):
+        earlier = next((t for t in takings[:number] if t.region == later.region), None)
+        if earlier is None or len(takings) < later.share:
+            continue
+        function = sources.function_around(later.place.file, later.place.line)
+        if function is None or (
+            earlier.place == later.place and not _several(function, later.place)
+        ):
+            continue
+        first, last = earlier.place.line, later.place.line
+        return Missed(
+            name=sources.assigned_name(later.place) or later.op,
+            made=earlier.place,
+            place=later.place,
+            cause=f"line {last} takes the part that line {first} has taken, and none takes these"
+            if first != last
+            else f"line {last} takes one part twice, and none takes these",
+            fix=f"take them on line {last}",
+        )
+    return None
+
+
+def _several(function: ast.AST, place: Location) -> bool:
+    """Say whether a line that runs once takes several parts."""
+    here = [s for s in statements(function) if place.line in lines_of(s)]
+    loops = [n for n in ast.walk(function) if isinstance(n, ast.For | ast.While)]
+    taking = [n for s in here for n in ast.walk(s) if isinstance(n, ast.Subscript | ast.Call)]
+    return len(taking) > 1 and not any(sources.holds(loop, place.line) for loop in loops)
+
+
+def _of_items(one: Taking, never: list[int], run: Callable[[], object]) -> Missed | None:
+    place = one.place
+    statement = sources.statement(place.file, place.line)
+    function = sources.function_around(place.file, place.line)
+    if function is None or statement is None:
+        return None
+    if isinstance(statement, ast.For):
+        bare = one.op.rpartition(".")[2]
+        name = _loop_variable(statement, lambda given: f".{bare}(" in ast.unparse(given))
+        return None if name is None else _in_loop(place, statement, name, never, run)
+    if not isinstance(statement, ast.Assign) or len(statement.targets) > 1:
+        return None
+    target = statement.targets[0]
+    if isinstance(target, ast.Tuple):
+        return _unpacked(place, function, statement, target, never)
+    if not isinstance(target, ast.Name) or leaves(function, target.id):
+        return None
+    return _of_list(one, function, target.id, never, run)
+
+
+def _unpacked(
+    place: Location, function: ast.AST, statement: ast.Assign, target: ast.Tuple, never: list[int]
+) -> Missed | None:
+    names = [n.id if isinstance(n, ast.Name) else "_" for n in target.elts]
+    lost = next((names[n] for n in never if n < len(names)), "_")
+    if lost.startswith("_") or reads(function, lost) or leaves(function, lost):
+        return None
+    siblings = (
+        [s.lineno for s in statements(function) for _ in range(reads(s, name))]
+        for name in names
+        if name not in (lost, "_")
+    )
+    slip = next((lines[-1] for lines in siblings if len(lines) > 1), None)
+    again = "" if slip is None else f"; line {slip} reads its sibling once more"
+    return Missed(
+        name=lost,
+        made=place,
+        place=place if slip is None else sources.of_line(place.file, slip, place.function),
+        cause=f"{lost}, unpacked on line {statement.lineno}, is never read{again}",
+    )
+
+
+def _of_list(
+    one: Taking, function: ast.AST, name: str, never: list[int], run: Callable[[], object]
+) -> Missed | None:
+    """Explain parts that stand in a list: the loop that goes past them, or the index that stands twice."""
+    place = one.place
+    indices: dict[int, list[ast.stmt]] = {}
+    for statement in statements(function):
+        for node in ast.walk(statement):
+            if (index := _constant_index(node, name)) is not None:
+                indices.setdefault(index % one.items, []).append(statement)
+    if any(n in indices for n in never):
+        return None  # a branch that did not run reads them
+    for loop in (n for n in sources.own_nodes(function) if isinstance(n, ast.For)):
+        variable = _loop_variable(loop, lambda given: bool(reads(given, name)))
+        inside = [s for s in statements(loop) if reads(s, name)]
+        if loop.lineno > place.line and (variable or inside):
+            return _in_loop(place, loop, variable or name, never, run)
+    if len(indices) < 2:
+        return None  # one part of several may be all that is wanted
+    twice = [found[-1].lineno for found in indices.values() if len(found) > 1]
+    line = min((n for n in twice if n > place.line), default=place.line)
+    lost = names_text([f"{name}[{n}]" for n in never])
+    again = f"; line {line} reads its sibling once more" if line != place.line else ""
+    return Missed(
+        name=f"{name}[{never[0]}]",
+        made=place,
+        place=sources.of_line(place.file, line, place.function),
+        cause=f"{lost}, made on line {place.line}, {_are(never)} never read{again}",
+    )
+
+
+def _in_loop(
+    place: Location, loop: ast.For, name: str, never: list[int], run: Callable[[], object]
+) -> Missed:
+    """Find the statement that runs in the iterations which do not read a variable, in place of one that does."""
+    body = [s for s in statements(loop) if s.lineno > loop.lineno]
+    readers = [s for s in body if reads(s, name)]
+    with_it, without = set[int](), set[int]()
+    for lines in _iterations(place, loop, run):
+        (with_it if any(s.lineno in lines for s in readers) else without).update(lines)
+    bound = {n for s in readers for n in bound_names(s)}
+    ran = [s for s in body if s.lineno in without]
+    instead = [s for s in ran if bound.intersection(bound_names(s))]
+    instead += [s for s in ran if s.lineno not in with_it]
+    if not ran:  # every iteration reads it, under a condition perhaps
+        instead = [s for s in readers if any(isinstance(n, ast.IfExp) for n in ast.walk(s))]
+    line = instead[0].lineno if instead else loop.lineno
+    which = (" and " if len(never) == 2 else ", ").join(f"number {n}" for n in never)
+    return Missed(
+        name=name,
+        made=place,
+        place=sources.of_line(place.file, line, place.function),
+        cause=f"of the parts that line {place.line} makes, counted from 0, {which} {_are(never)} never read: line {line} "
+        + (f"runs without {name}" if instead else "does not come to it"),
+    )
+
+
+def _are(never: list[int]) -> str:
+    return "is" if len(never) == 1 else "are"
+
+
+def _iterations(place: Location, loop: ast.For, run: Callable[[], object]) -> list[set[int]]:
+    """Return the lines of each iteration of a loop that ran."""
+    found: list[set[int]] = []
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event == "call" or os.path.abspath(frame.f_code.co_filename) != place.file:
+            return False
+        if line == loop.lineno:
+            found.append(set())
+        elif found and sources.holds(loop, line):
+            found[-1].add(line)
+        return False
+
+    find_line(run, watcher)
+    return [lines for lines in found if lines]
+
+
+def _loop_variable(loop: ast.For, is_it: Callable[[ast.expr], bool]) -> str | None:
+    """Return the variable of a loop that goes over what a predicate knows, through ``enumerate`` and ``zip``."""
+
+    def match(target: ast.expr, given: ast.expr) -> str | None:
+        if not is_it(given):
+            return None
+        called = getattr(given.func, "id", "") if isinstance(given, ast.Call) else ""
+        if called in ("enumerate", "zip") and isinstance(target, ast.Tuple):
+            args = given.args  # type: ignore[attr-defined]
+            inner: Iterable[ast.expr] = target.elts[1:] if called == "enumerate" else target.elts
+            found = (match(t, a) for t, a in zip(inner, args, strict=False))
+            return next(filter(None, found), None)
+        return target.id if isinstance(target, ast.Name) else None
+
+    return match(loop.target, loop.iter)
+
+
+def _constant_index(node: ast.AST, name: str) -> int | None:
+    """Return the number by which an expression picks an item of a variable."""
+    if not isinstance(node, ast.Subscript) or getattr(node.value, "id", "") != name:
+        return None
+    try:
+        index = ast.literal_eval(node.slice)
+    except (ValueError, TypeError, SyntaxError):
+        return None
+    return index if isinstance(index, int) else None

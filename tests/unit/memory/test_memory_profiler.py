@@ -7,7 +7,7 @@ import torch
 from memory_zoo import ZOO
 
 from pytest_torchcheck import Contract, largest_batch, measure_growth, measure_memory
-from pytest_torchcheck.measure.allocator import record
+from pytest_torchcheck.measure.memory import record
 from pytest_torchcheck.probes.memory import MemoryTracker, build_profile
 
 KERNELS = {"conv", "lstm", "unet"}
@@ -56,7 +56,7 @@ def test_the_peak_is_the_allocators_within_a_thousandth(name):
 
 
 def test_what_a_kernel_takes_and_gives_back_is_told_from_what_it_returns():
-    from pytest_torchcheck.measure.allocator import Record
+    from pytest_torchcheck.measure.memory import Record
 
     outer, other = ("aten::convolution", 1), ("aten::add", 2)
     made = Record(
