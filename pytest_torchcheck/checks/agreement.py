@@ -9,7 +9,14 @@ import torch
 from ..codes import behaviour as explain
 from ..runs.facts import copied, forward_facts
 from ..runs.training.observation import digests
-from ..runs.variants.settling import asking_for_mode, gap, outputs_with, running_away, settled
+from ..runs.variants.settling import (
+    alike_in_few,
+    asking_for_mode,
+    gap,
+    outputs_with,
+    running_away,
+    settled,
+)
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed
 
@@ -41,6 +48,9 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
     if not kinds:
         yield not_applicable("no class of the model's own asks for its mode")
         return
+    if not evaluated.consumed and alike_in_few(subject, _ROUNDING):
+        yield _agree(len(evaluated.outputs), kinds)
+        return
     seen = settled(subject)
     if seen.random or evaluated.consumed:
         yield inconclusive("the forward draws random numbers of its own")
@@ -63,8 +73,12 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
     if _ROUNDING < distance < float("inf"):
         yield explain.modes_differ(subject, distance)
         return
-    yield passed(
-        f"{len(plain)} outputs are the same in train and in eval mode without dropout and batch "
+    yield _agree(len(plain), kinds)
+
+
+def _agree(outputs: int, kinds: list[str]) -> Finding:
+    return passed(
+        f"{outputs} outputs are the same in train and in eval mode without dropout and batch "
         f"statistics; the mode is asked for by {', '.join(kinds[:3])}"
     )
 

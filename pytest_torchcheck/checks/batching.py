@@ -12,7 +12,7 @@ from ..batches.rows import choose_rows
 from ..codes import behaviour as explain
 from ..late import Late
 from ..objects import trees
-from ..runs.facts import forward_facts, kept_by, outputs
+from ..runs.facts import copied, forward_facts, kept_by, outputs
 from ..runs.outputs import Rows, floating_from, gaps_between, output_rows
 from ..runs.remembering import remembered
 from ..runs.time_first import other_batch_dim
@@ -221,7 +221,7 @@ def _compare(
         a = small  # at the full size rounding explains it; float64 has to confirm the principle
     bound = ROUNDING
     try:
-        first, second = _wide_outputs(subject, a), _wide_outputs(subject, b)
+        first, second = _wide_outputs(subject, a, b)
         gaps, bound = gaps_between(first, second, rows, of_a, of_b), EXACT
     except SubjectError:
         pass  # hard-wired float32: judged by rounding in the model's own dtype
@@ -229,13 +229,19 @@ def _compare(
     return wrong or None
 
 
-def _wide_outputs(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
-    """Return the outputs in float64, of a model that has kept nothing of another call."""
-    wide = batch.to(dtype=torch.float64)
+def _wide_outputs(subject: Subject, *batches: Batch) -> list[dict[str, torch.Tensor]]:
+    """Return the outputs of batches in float64, each of a model that has kept nothing of another call."""
+    seen = forward_facts(subject)
+    if len(batches) > 1 and (seen.keeps or not seen.repeats):
+        return [found for batch in batches for found in _wide_outputs(subject, batch)]
+    found = []
     with subject.in_double() as model, torch.no_grad():
-        model.eval()
-        seed_everything(subject.seed)
-        return trees.tensors(subject.call(model, wide.clone()))
+        for batch in batches:
+            model.eval()
+            seed_everything(subject.seed)
+            output = subject.call(model, batch.to(dtype=torch.float64).clone())
+            found.append(copied(output))
+    return found
 
 
 def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) -> bool:

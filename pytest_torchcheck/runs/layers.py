@@ -97,24 +97,17 @@ def is_affine(subject: Subject) -> bool:
             bent, moved = _bends(subject, few, fewer, floats)
             if bent or not moved:
                 return False
-    bent, moved = _bends(subject, first, second, floats, outputs(subject))
+    bent, moved = _bends(subject, first, second, floats)
     return moved and not bent
 
 
-def _bends(
-    subject: Subject,
-    first: Batch,
-    second: Batch,
-    floats: list[str],
-    known: dict[str, torch.Tensor] | None = None,
-) -> tuple[bool, bool]:
+def _bends(subject: Subject, first: Batch, second: Batch, floats: list[str]) -> tuple[bool, bool]:
     """Say whether an output half-way between two batches is not half-way between theirs, and whether theirs differ.
 
     Args:
         subject: The model.
         first, second: The batches.
         floats: Which inputs to mix.
-        known: The outputs of the first batch, where they are known.
     """
     others = second.tensors()
 
@@ -126,8 +119,10 @@ def _bends(
 
         return first.map(change, targets=False)
 
-    b, middle = [trees.floats(subject.forward(towards(share))) for share in (1.0, 0.5)]
-    a = trees.floats(subject.forward(towards(0.0))) if known is None else known
+    middle = trees.floats(subject.forward(towards(0.5)))
+    a = outputs(subject, first)
+    moves_all = len(floats) == len(list(first.input_leaves()))
+    b = outputs(subject, second if moves_all else towards(1.0))
     moved = False
     for path, tensor in middle.items():
         expected = (a[path].double() + b[path].double()) / 2

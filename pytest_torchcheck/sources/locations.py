@@ -202,5 +202,8 @@ def is_own_class(cls: type) -> bool:
 def _is_own_class(cls: type) -> bool:
     if cls.__module__ == "builtins" or not hasattr(cls, "__dict__"):
         return False
+    home = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if home is not None and rank(home) != 2:
+        return False  # to find the line of a class takes long
     place = of_object(cls)
     return place is not None and rank(place.file) == 2 and "__dict__" in dir(cls)

@@ -64,7 +64,13 @@ class Subject(PristineModel):
             return None
         if aligned and not batch.tensors().keys() <= self.source.axes(symbol).keys():
             return None
-        return self.source.rows(batch, torch.arange(most))
+        known: dict[tuple[int, int], tuple[Batch, Batch]] = self.cache.setdefault("few", {})
+        whole, fewer = known.get((id(batch), most), (None, None))
+        if whole is not batch or fewer is None:
+            fewer = self.source.rows(batch, torch.arange(most))
+            if any(batch is self.cache.get(("batch", index)) for index in (0, 1)):
+                known[id(batch), most] = batch, fewer  # one object: what it gives is kept
+        return fewer
 
     # -- runs -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from ...probes.loss.arguments import by_own_loss, by_step, targets_of, unread_ta
 from ...probes.loss.own import OwnLoss
 from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, pulls_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
-from ...runs.facts import output_for_loss
+from ...runs.facts import forward_facts, output_for_loss
 from ...runs.losses.consumption import evidence, loss_calls
 from ...specs import Labels
 from ...subject.errors import SubjectError
@@ -242,7 +242,10 @@ def _owned(subject: Subject) -> list[Finding] | str:
     base = loss.slopes()
     if base is None or not base.finite or not base.by_output:
         return "the loss that the model computes has no finite gradient with respect to its inputs"
-    if base.value != float(loss.reseeded().run()[0].detach()):
+    facts = forward_facts(subject)
+    # the loss is among the outputs; another seed has left them alone where they are steady
+    random = facts.consumed or not facts.steady
+    if random and base.value != float(loss.reseeded().run()[0].detach()):
         return "the loss that the model computes is random in eval mode"
     if any(t.dim() <= axis or t.shape[axis] != size for t in base.by_output.values()):
         return _RELATES

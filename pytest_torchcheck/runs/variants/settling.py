@@ -13,7 +13,7 @@ from ...record.modes import Observer
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
-from ..facts import copied
+from ..facts import copied, outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -98,6 +98,33 @@ def settled(subject: Subject) -> Settled:
         for name in written if len(states) > _ROUNDS else ():
             _follow(found, name, [state[name].double() for state in states[1:]])
         return found
+
+
+def alike_in_few(subject: Subject, most: float) -> bool:
+    """Say whether a few samples give in quiet training mode what they give in evaluation.
+
+    False too where that cannot be told of them: the forward draws, or writes to buffers.
+
+    Args:
+        subject: Whose model.
+        most: The largest difference, relative.
+    """
+    if (few := subject.few(subject.batch())) is None:
+        return False
+    try:
+        expected = outputs(subject, few)
+        with subject.pristine() as model, torch.no_grad():
+            quiet(model)
+            before = _buffers(model)
+            seed_everything(subject.seed)
+            drawn = torch.get_rng_state()
+            with Quiet():
+                found = copied(subject.call(model, few.clone()))
+            still = torch.equal(drawn, torch.get_rng_state())
+            still = still and all(map(trees.same, before.values(), _buffers(model).values()))
+    except SubjectError:
+        return False  # the whole batch decides
+    return still and gap(found, expected) <= most
 
 
 def other_statistics(subject: Subject) -> Batch:
