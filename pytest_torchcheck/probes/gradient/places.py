@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SAMPLES: Final = 8
 _ROUNDING: Final = 1e-4
+_FAINT: Final = 1e-3
 _LARGE: Final = 0.05
 """Share of the larger gradient by which both must differ: rounding and statistics are far below."""
 
@@ -100,28 +101,32 @@ def _compared(
         place = int(at[sample])
         one = _gradients((base[sample] * weights).sum(), named)
         two = _gradients((moved[place] * weights).sum(), named)
-        differ = [name for name in named if _unlike(one[name], two[name])]
+        # below this a gradient may be a structural zero, which rounding makes
+        faint = _FAINT * max(_norm(g) for g in (*one.values(), *two.values()))
+        differ = [name for name in named if _unlike(one[name], two[name], faint)]
         if differ:
             first = differ[0]
-            norms = tuple(0.0 if g is None else float(g.norm()) for g in (one[first], two[first]))
             return GradientByPlace(
-                sample=sample, places=(sample, place), name=first, norms=(norms[0], norms[1]),
+                sample=sample, places=(sample, place), name=first, norms=(_norm(one[first]), _norm(two[first])),
                 names=tuple(differ),
             )  # fmt: skip
     return None
 
 
 def _gradients(
-    value: torch.Tensor, named: dict[str, torch.Tensor]
+    value: torch.Tensor, named: dict[str, nn.Parameter]
 ) -> dict[str, torch.Tensor | None]:
     found = torch.autograd.grad(value, list(named.values()), allow_unused=True, retain_graph=True)
     dense = (None if g is None else trees.dense(g).double() for g in found)
     return dict(zip(named, dense, strict=True))
 
 
-def _unlike(one: torch.Tensor | None, two: torch.Tensor | None) -> bool:
-    if one is None or two is None:
-        other = one if two is None else two
-        return other is not None and bool(other.any())
-    largest = max(float(one.norm()), float(two.norm()))
-    return largest > 0 and float((one - two).norm()) > _LARGE * largest
+def _norm(gradient: torch.Tensor | None) -> float:
+    return 0.0 if gradient is None else float(gradient.norm())
+
+
+def _unlike(one: torch.Tensor | None, two: torch.Tensor | None, faint: float) -> bool:
+    largest = max(_norm(one), _norm(two))
+    if largest <= faint:
+        return False
+    return one is None or two is None or float((one - two).norm()) > _LARGE * largest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -31,6 +32,7 @@ MANY: Final = 12
 """Steps after which a count of calls has passed what small numbers it is compared with."""
 _ALIVE: Final = 1e-2
 _GONE: Final = 1e-6
+_FAINT: Final = 1e-4
 _SETTLED: Final = 64.0
 _FEWEST: Final = 8
 _PARALLEL: Final = 1e-6
@@ -40,6 +42,7 @@ _PARALLEL: Final = 1e-6
 def stops_training(subject: Subject) -> tuple[str, ...]:
     """Return what gets a gradient at first, and after more steps, from the first weights again, does not; cached."""
     first = subject.gradients().stats
+    faint = _faint(subject)
     with subject.pristine(steps=True) as model:
         model.train()
         seed_everything(subject.seed)
@@ -60,6 +63,7 @@ def stops_training(subject: Subject) -> tuple[str, ...]:
         name
         for name, stat in first.items()
         if stat.kind == "live"
+        and stat.norm > faint
         and name in trained
         and name in now
         and (now[name].kind in ("none", "zero") or now[name].norm < _GONE * stat.norm)
@@ -110,8 +114,16 @@ def fades(subject: Subject, names: Collection[str]) -> tuple[str, ...]:
             return ()
     if subject.contract.train_step is not None and min(rates) < _ALIVE * rates[0]:
         return ()  # a schedule of the step's own
-    still = set(strides.fading())
-    return tuple(n for n in names if n in still and _stays(norms[n]))
+    still, faint = set(strides.fading()), _faint(subject)
+    return tuple(
+        n for n in names if n in still and max(norms[n][:1], default=0) > faint and _stays(norms[n])
+    )
+
+
+def _faint(subject: Subject) -> float:
+    """Return the norm below which a gradient may be a structural zero, which rounding makes."""
+    norms = [s.norm for s in subject.gradients().stats.values() if math.isfinite(s.norm)]
+    return _FAINT * max(norms, default=0.0)
 
 
 def _stays(norms: list[float]) -> bool:
