@@ -16,6 +16,7 @@ last_batch_fails = One("data.explaining.order:last_batch_fails", "last-batch-fai
 last_batch_wrong = Each(
     "data.explaining.order:last_batch_wrong", "evaluation-drops-samples loader-empty"
 )
+nearly_leaked = One("data.explaining.order:nearly_leaked", "split-near")
 leaked = One("data.explaining.order:leaked", "split-overlap", doubtful=True)
 order_wrong = Each("data.explaining.order:order_wrong", "order-not-repeatable", doubtful=True)
 reach_wrong = One("data.explaining.order:reach_wrong", "sampler-length", doubtful=True)

@@ -43,9 +43,11 @@ spread_over = One("diagnosis.loss.pairing:spread_over", "positions-share-targets
 order = One("diagnosis.loss.pairing:order", "pairs-mixed")
 self_counted = One("diagnosis.loss.pairing:self_counted", "self-counted", doubtful=True)
 
+by_place = One("diagnosis.loss.places:by_place", "weight-by-place", doubtful=True)
 mean_over_others = One("diagnosis.loss.weights:mean_over_others", "mean-over-others")
 mixed_reductions = One("diagnosis.loss.weights:mixed_reductions", "reductions-mixed")
 
+deaf_gradient = One("diagnosis.loss.places:deaf_gradient", "gradient-without-targets")
 ignored = One("diagnosis.loss.targets:ignored", "targets-ignored", doubtful=True)
 not_finite = One("diagnosis.loss.targets:not_finite", "edge-targets-non-finite", doubtful=True)
 of_other_samples = One("diagnosis.loss.targets:of_other_samples", "target-of-another-sample")
@@ -55,6 +57,12 @@ unread = One("diagnosis.loss.targets:unread", "target-unread")
 skipped = One("diagnosis.loss.targets:skipped", "target-unread targets-ignored", doubtful=True)
 
 ENTAILS = (
+    rule(
+        "target-ownership/gradient-without-targets",
+        f"descent/* {STUCK}",
+        "model",
+        "a gradient that does not follow the targets is not the gradient of the loss",
+    ),
     rule(
         "loss-shapes/loss-broadcast",
         f"loss-at-start/* loss-sign/* {STUCK}",

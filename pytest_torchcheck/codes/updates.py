@@ -1,4 +1,4 @@
-"""Optimizers and steps that do not move what should move."""
+"""Optimizers and steps that do not move what should move, and what steps learn and do not keep."""
 
 from __future__ import annotations
 
@@ -14,9 +14,43 @@ standstill = One("diagnosis.training.standstill:standstill", "weight-static", do
 statistics = One("diagnosis.training.drift:statistics", "frozen-statistics")
 twice = One("diagnosis.training.optimizers:twice", "optimizer-twice")
 
+blind_direction = One("diagnosis.training.lasting:blind_direction", "gradient-without-data")
+decays_alone = One("diagnosis.training.lasting:decays_alone", "weight-only-decays")
+fades = One("diagnosis.training.lasting:fades", "weight-stops")
+put_back = One("diagnosis.training.lasting:put_back", "weight-put-back")
+remembered = One("diagnosis.training.lasting:remembered", "training-remembered", doubtful=True)
+stale_copy = One("diagnosis.training.lasting:stale_copy", "copy-stale", doubtful=True)
+stale_state = One("diagnosis.training.lasting:stale_state", "state-stale")
+stops_training = One("diagnosis.training.lasting:stops_training", "weight-stops")
+unused_call = One("diagnosis.training.lasting:unused_call", "batch-unused")
+
 compared_whole = Maybe("diagnosis.training.whole_names:compared_whole", "names-compared-whole")
 
 ENTAILS = (
+    rule(
+        "repeatable-steps/weight-put-back",
+        f"descent/* {STUCK}",
+        "model",
+        "a weight that each forward puts back is not learned",
+    ),
+    rule(
+        "repeatable-steps/training-remembered",
+        "eval-purity/* state-dict-roundtrip/state-lost",
+        "model",
+        "what training leaves in an attribute changes evaluations, and no checkpoint holds it",
+    ),
+    rule(
+        "repeatable-steps/state-stale",
+        "resume/* state-dict-roundtrip/*",
+        "model",
+        "a checkpoint of old weights resumes from them",
+    ),
+    rule(
+        "repeatable-steps/weight-stops weights-update/weight-only-decays weights-update/weight-stops",
+        STUCK,
+        "model",
+        "a part of the model is not trained",
+    ),
     rule(
         "optimizer-coverage/*",
         "weights-update/*",

@@ -87,6 +87,7 @@ class ClosureState:
             for name in sorted({*_assigned_globals(function), *_mutable_globals(function)})
             if name in function.__globals__
         ]
+        self._attributes = [(function, dict(vars(function))) for function in functions]
         held = owners | {name: value for _, name, value in (*self._named, *self._globals)}
         if given is not None and not any(given is one for one in without):
             held["optimizer"] = given
@@ -119,6 +120,12 @@ class ClosureState:
         """Name what differs from what was taken: rebound variables, then what they hold."""
         rebound = [name for cell, name, value in self._named if cell.cell_contents is not value]
         rebound += [name for space, name, value in self._globals if space.get(name) is not value]
+        rebound += [
+            f"{function.__name__}.{name}"
+            for function, values in self._attributes
+            for name, value in vars(function).items()
+            if values.get(name) is not value
+        ]
         return tuple(
             dict.fromkeys([*rebound, *(change.held.path for change in self._snapshot.changes())])
         )
@@ -129,6 +136,9 @@ class ClosureState:
             cell.cell_contents = value
         for namespace, name, value in self._globals:
             namespace[name] = value
+        for function, values in self._attributes:
+            vars(function).clear()
+            vars(function).update(values)
         self._snapshot.restore()
 
 

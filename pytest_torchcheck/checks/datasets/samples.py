@@ -17,6 +17,7 @@ from pytest_torchcheck.data.relations import confused_samples as confusing
 from pytest_torchcheck.data.relations import faint_bytes, mutation
 from pytest_torchcheck.data.relations import kept_draws as keeping
 from pytest_torchcheck.data.relations import replayed_draws as replaying
+from pytest_torchcheck.data.relations.near_samples import near_samples
 from pytest_torchcheck.specs import Labels, as_spec_tree
 from pytest_torchcheck.subject.errors import SubjectError
 
@@ -299,7 +300,11 @@ def _declared_labels(subject: Subject, part: Part) -> tuple[int | None, int, boo
 
 
 def split_hygiene(subject: Subject) -> Iterator[Finding]:
-    """Compare every pair of splits by indices, stored rows or contents."""
+    """Compare every pair of splits by indices, stored rows or contents, and in small ones by distance.
+
+    Samples of one split that lie fifty times as near to one of the other, with the same target, as
+    samples of the other lie to each other are the same samples with a little noise.
+    """
     parts = data_parts(subject)
     splits_ = [part for part in parts if part.is_map_style]
     if len(splits_) < 2:
@@ -316,6 +321,8 @@ def split_hygiene(subject: Subject) -> Iterator[Finding]:
             yield inconclusive(f"{first.role} and {second.role} hold nothing that can be compared")
         elif found.shared:
             yield explain.leaked(first, second, found, subject.contract.location)
+        elif not found.random and (near := in_data(near_samples, first, second, seed=subject.seed)):
+            yield explain.nearly_leaked(first, second, near, subject.contract.location)
         elif found.random or not found.is_complete:
             why = "reading is random" if found.random else "not all were compared"
             yield inconclusive(

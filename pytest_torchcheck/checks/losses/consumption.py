@@ -9,6 +9,7 @@ import torch
 
 from ... import sources
 from ...codes import loss as explain
+from ...codes import updates
 from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf, Stretched
@@ -17,6 +18,7 @@ from ...probes.loss.slopes import repelled
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import penalised_in_parts, step_evidence
 from ...runs.losses.step_reads import step_reads
+from ...runs.training.enduring import blind_direction
 from ...specs import Labels
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -198,6 +200,8 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         found.append(unread)
     elif (left := step_reads(subject)) is not None:
         found.append(explain.skipped(subject, left))
+    elif blind_direction(subject):
+        found.append(updates.blind_direction(subject))
     found += [
         explain.partial_norm(norm, over)
         for norm in seen.norms[:1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...codes import gradients as explain
+from ...probes.gradient.places import gradient_by_place
 from ...runs.losses import slopes
 from ...subject.optimizers import optimizers_of
 from ...verdicts import inconclusive, not_applicable, passed
@@ -26,7 +27,8 @@ def descent(subject: Subject) -> Iterator[Finding]:
     through a Python number) says another slope than the loss has. Where a ``detach()`` or
     ``no_grad()`` on the way explains it, the finding is suspicious and names the line, since
     stop-gradients are often meant. A gradient whose forward is constant by pieces (a
-    straight-through estimator) is a surrogate by design.
+    straight-through estimator) is a surrogate by design. A gradient that is cut for some places of the
+    batch only is never meant: samples are moved, and each one's gradient must move with its output.
     """
     size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
     if size > _LARGE_BYTES and "float64" not in (subject.contract.dtypes or ()):
@@ -65,5 +67,7 @@ def descent(subject: Subject) -> Iterator[Finding]:
                 f"{found.ratio(s):.4g} of the predicted slope at {s.step:g}" for s in found.slopes
             )
         )
+    elif (placed := gradient_by_place(subject)) is not None:
+        yield explain.by_place(subject, placed)
     else:
         yield explain.unlike_the_loss(subject, found, found.measured, shown)

@@ -13,6 +13,7 @@ from ...codes import loss as explain
 from ...objects import trees
 from ...probes.loss.arguments import by_own_loss, by_step, targets_of, unread_targets
 from ...probes.loss.own import OwnLoss
+from ...probes.loss.places import deaf_gradient
 from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, pulls_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import forward_facts, output_for_loss
@@ -189,6 +190,8 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         return
     if seen:
         yield passed(f"{seen} targets each affect the loss of their own sample only")
+    elif (deaf := deaf_gradient(loss, base, loss.targets())) is not None:
+        yield explain.deaf_gradient(subject, loss, deaf)
     else:
         yield inconclusive("no change of one sample's target changed the loss")
 
@@ -257,6 +260,8 @@ def _owned(subject: Subject) -> list[Finding] | str:
         found += [explained() for explained in _judged(subject, loss, base, path, pulls)]
     if found and not loss.is_separate(base, size):
         return _RELATES
+    if not seen and (deaf := deaf_gradient(loss, base, labels)) is not None:
+        return [explain.deaf_gradient(subject, None, deaf)]
     return found if seen else "no change of one sample's label changed the loss's gradient"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ...codes import loss as explain
+from ...probes.loss.places import by_place
 from ...probes.loss.weights import Reductions, crowding, reductions
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
@@ -23,12 +24,13 @@ _SAMPLES: Final = 3
 
 
 def loss_weights(subject: Subject) -> Iterator[Finding]:
-    """Repeat some samples two, three and five times; count one element more in each mask among the targets.
+    """Repeat some samples two, three and five times; move samples; count one element more in each mask of the targets.
 
     The loss is called with one output of the model, and its gradients with respect to this output are compared.
     Averaged terms give all copies of a sample together the gradient that it had alone, summed ones give it
     to each copy. Both in one loss are a violation: the weight of one term beside the other depends on the
-    size of the batch. A mask is a target of zeros and ones that says which elements have a gradient. If the
+    size of the batch. Where outputs and targets move to other places together and each sample's gradient keeps
+    its direction but not its length, the loss weighs by place. A mask is a target of zeros and ones that says which elements have a gradient. If the
     elements that counted count for more once another one does, the mean is taken over the others.
     """
     loss = loss_of_output(subject)
@@ -51,6 +53,10 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
         found = None  # batch-sizes judges what is refused
     if found is not None and found.averaged and found.summed:
         yield explain.mixed_reductions(subject, few, found, axis, count)
+        return
+    placed = by_place(subject, loss, base, axis, size) if len(loss.axes_of(size)) == 1 else None
+    if placed is not None:
+        yield explain.by_place(subject, placed)
         return
     axes, tried = subject.source.axes(symbol), 0
     for path, target in loss.targets().items():

@@ -21,10 +21,12 @@ from ...runs.looks import (
     unreached,
 )
 from ...runs.omitted import read_where_given
+from ...runs.training.enduring import decays_alone, fades
 from ...runs.training.later_steps import moved_as_built, stopped
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
 from ...verdicts import inconclusive, not_applicable, passed
+from .lasting import lasting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -147,6 +149,12 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
     if names := stopped(subject, made):
         yield explain.stops(subject, list(names))
         return
+    if names := fades(subject, made.left.fading) if all(made.rates[1:]) else ():
+        yield explain.fades(subject, list(names))
+        return
+    if names := decays_alone(subject, made):
+        yield explain.decays_alone(subject, list(names))
+        return
     note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
     yield passed(
         f"{len(trainable) - len(excused)} of {len(trainable)} trainable parameters changed in "
@@ -263,9 +271,18 @@ def _frozen_late(subject: Subject, names: list[str]) -> tuple[str, ...]:
 
 
 def repeatable_steps(subject: Subject) -> Iterator[Finding]:
-    """Run further steps without rebuilding anything."""
+    """Run further steps without rebuilding anything, and look at what the first ones left.
+
+    What they learn lasts: a forward does not put weights back, evaluation and ``state_dict()`` follow the
+    weights, and evaluation depends on nothing else that training calls keep. Where anything counts calls, more
+    steps run: what a first step trains, a later one with the same weights trains too, and a call of the user's
+    own step that moves nothing leaves a trace of its batch in a later one.
+    """
     subject.require_trainable()
     made = trajectory(subject)
     if made.error is not None:
         raise made.error
+    if found := list(lasting(subject, made)):
+        yield from found
+        return
     yield passed(f"{len(made.losses)} consecutive steps ran")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .. import validity
     from ..order import Epoch, Order, Reach
     from ..plan import Part
+    from ..relations.near_samples import Near
     from ..splits import Overlap
 
 
@@ -167,6 +168,33 @@ def leaked(first: Part, second: Part, found: Overlap, declared: Location | None 
         f"{first.role} occurs there more than once",
         fix="split once, by shuffled indices, before any dataset is created",
         evidence={"pairs": [list(pair) for pair in found.pairs], "shared": found.shared},
+    )
+
+
+def nearly_leaked(
+    first: Part, second: Part, found: Near, declared: Location | None = None
+) -> Finding:
+    """Samples of two splits are the same but for a trifle; ``declared`` is where the contract names them."""
+    a, b = found.pairs[0]
+    return violated(
+        "split-near",
+        f"{found.near} of {found.compared} samples of {second.role} are samples of {first.role}, changed a little",
+        culprits=tuple(
+            Culprit(
+                "dataset",
+                f"{part.role}[{index}]",
+                "",
+                making_line(declared, part.role) or part.class_line,
+            )
+            for part, index in ((second, b), (first, a))
+        ),
+        location=making_line(declared, second.role) or second.class_line,
+        observed=f"they lie {found.distance:.3g} from a sample of {first.role} with the same target; samples of "
+        f"{first.role} lie {found.usual:.3g} from their third neighbours",
+        cause=f"{second.role} is made from samples that {first.role} holds too",
+        because=f"{second.role}[{b}] is beside {first.role}[{a}]; distances are in standard deviations of each input",
+        fix="split once, by shuffled indices, before samples are augmented, windowed or given noise",
+        evidence={"pairs": [list(pair) for pair in found.pairs], "near": found.near},
     )
 
 

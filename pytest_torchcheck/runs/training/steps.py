@@ -32,6 +32,7 @@ from ...subject.optimizers import (
 )
 from ...subject.remembered import remembered
 from .few import later_batch, seed_of
+from .left import Leaving, Left
 from .observation import Watched, change_of, checksums, digests, first_drop, largest_of, number_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Trajectory:
         reseeds: Whether torch was seeded anew within a step; None where that is not known.
         forgets: The first step after which an optimizer keeps state of fewer parameters than before it.
         few: Whether the steps after the first took a few samples of the batch.
+        left: What else the steps left behind.
     """
 
     losses: tuple[float, ...]
@@ -98,6 +100,7 @@ class Trajectory:
     resting: frozenset[str] = frozenset()
     forgets: int | None = None
     few: bool = False
+    left: Left = field(default_factory=Left)
 
     @property
     def grows(self) -> bool:
@@ -230,7 +233,7 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             if subject.state.original(parameter) is None
         }
         modes = {name: module.training for name, module in model.named_modules()}
-        rebinding = Rebinding(model)
+        rebinding, leaving = Rebinding(model), Leaving(subject, model)
         losses: list[float] = []
         rates: list[float] = []
         live: set[str] = set()
@@ -275,6 +278,7 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             seeds.append(torch.initial_seed() == seed_of(subject, step))
             states.append(tuple(sum(map(bool, o.state.values())) for o in optimizers))
             rebinding.look()
+            leaving.strides.look(model)
             if step:
                 live_bytes.append(counter.live)
             hooks.append(count_hooks(model).total())
@@ -323,11 +327,12 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             if modes.get(name, module.training) != module.training
         )
         rebound = rebinding.left_behind(optimizers)
+        left = leaving.after(later) if error is None else Left()
         del made, optimizers, schedulers
     return Trajectory(
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
-        live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=None if warmed else end, end_after=last, resting=resting,
+        live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=None if warmed else end, end_after=last, resting=resting, left=left,
         first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None, forgets=first_drop(states),
     )  # fmt: skip
 

@@ -1,0 +1,244 @@
+"""Why what steps learn does not last: weights put back, decayed or forgotten, copies and checkpoints that stay behind."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...culprits import parameter
+from ...explanation import listed
+from ...findings import Culprit, Finding
+from ...probes.recorded.watch import Watch
+from ...runs.training.enduring import MANY
+from ...subject.errors import SubjectError
+from ...text.wording import counted, names_text
+from ...verdicts import suspicious, violated
+from ..outputs.eval_lines import keeping_lines
+from .optimizers import optimizer_line
+
+if TYPE_CHECKING:
+    from ...findings import Location
+    from ...runs.training.left import Left
+    from ...runs.training.stale_copies import StaleCopy
+    from ...subject import Subject
+
+
+def put_back(subject: Subject, names: list[str]) -> Finding:
+    """Explain parameters that a training forward sets to their first values."""
+    place = _returning_line(subject, names[0]) or _in_forward(
+        subject, names[0], rf"\b{re.escape(names[0].rpartition('.')[2])}\b.*(copy_|=|data)"
+    )
+    return violated(
+        "weight-put-back",
+        f"a forward in training mode sets {names_text(names)} back to the first values",
+        culprits=[parameter(subject, name, "set back by the forward") for name in names[:8]],
+        location=place,
+        observed=f"after a few steps {names[0]} differs from its first values; one forward later it is bit-equal to them",
+        cause="the forward writes stored values to the parameter, over what the optimizer did",
+        because="no optimizer runs in that forward",
+        fix="write initial values once, in __init__; do not assign to parameters in forward",
+        evidence={"parameters": names},
+    )
+
+
+def _returning_line(subject: Subject, name: str) -> Location | None:
+    """Return the first line of a training forward after which a parameter, moved before it, has its first values."""
+    found: list[Location | None] = []
+    with subject.pristine(steps=True) as model, torch.no_grad():
+        target = model.get_parameter(name)
+        before = target.detach().clone()
+        target.add_(1.0)
+
+        class Returning(Watch):
+            """Compares the parameter after each operation."""
+
+            def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+                if not found and torch.equal(target, before):
+                    found.append(self.locate())
+
+        try:
+            with Returning(model):
+                model.train()
+                subject.call(model, subject.batch().clone())
+        except SubjectError:
+            return None
+    return found[0] if found else None
+
+
+def stale_state(subject: Subject, names: list[str]) -> Finding:
+    """Explain a state dict that holds earlier values than the parameters have."""
+    owners = [m for m in subject.model.modules() if sources.is_own_class(type(m))]
+    methods = [
+        method
+        for owner in owners
+        for name in ("state_dict", "_save_to_state_dict")
+        if (method := vars(type(owner)).get(name)) is not None
+    ]
+    place = sources.of_object(methods[0]) if methods else sources.of_own_class(subject.model)
+    return violated(
+        "state-stale",
+        f"state_dict() after training still holds the first values of {names_text(names)}",
+        culprits=[parameter(subject, name, "saved as it was before") for name in names[:8]],
+        location=place,
+        observed=f"{counted(len(names), 'entry is', 'entries are')} bit-equal to the values before the steps; the parameters have moved",
+        cause="what saves the state keeps what it returned before",
+        because="state_dict() was called before the steps and again after them",
+        fix="return the present values of the parameters each time that state_dict() is called",
+        evidence={"parameters": names},
+    )
+
+
+def remembered(subject: Subject, left: Left) -> Finding:
+    """Explain outputs in evaluation mode that depend on what training calls left in attributes."""
+    kept = [c for c in keeping_lines(subject, train=True) if c.name in left.by]
+    place = kept[0].location if kept else sources.of_own_class(subject.model)
+    numbers = set(left.by) <= set(left.numbers)
+    one = len(left.by) == 1
+    return (suspicious if numbers else violated)(
+        "training-remembered",
+        f"{listed(list(left.by))}, which training calls write and no state_dict holds, "
+        f"{'changes' if one else 'change'} outputs in evaluation mode",
+        culprits=[
+            *kept,
+            *(
+                Culprit("tensor", name, "written in training", place)
+                for name in left.by
+                if name not in {c.name for c in kept}
+            ),
+        ],
+        location=place,
+        observed=f"with {listed(list(left.by))} as before the steps, {left.remembered[0]} of the trained model is another one",
+        cause="the model evaluates with what it met in training, besides its weights and buffers",
+        because="weights, buffers, inputs and seed are the same in both evaluations",
+        fix="compute the output from inputs and saved state; what must be kept belongs in a buffer",
+        evidence={"attributes": list(left.by)},
+    )
+
+
+def stale_copy(subject: Subject, found: StaleCopy) -> Finding:
+    """Explain a copy of a weight that evaluation reads and no step brings up to date."""
+    place = sources.of_parameter(subject.model, found.copy)
+    return (suspicious if found.methods else violated)(
+        "copy-stale",
+        f"evaluation reads {found.copy}, a copy of {found.original} that training does not change",
+        culprits=[
+            Culprit("buffer", found.copy, "stays as it was built", place),
+            parameter(subject, found.original, "is trained, and not read in evaluation"),
+        ],
+        location=place,
+        observed=f"{found.original} moved by up to {found.moved:.3g}; {found.copy} is bit-equal to its first values",
+        cause=f"{found.copy} is copied from {found.original} once"
+        + (f"; {listed(list(found.methods[:3]))} may update it" if found.methods else ""),
+        because=f"in evaluation mode a change of {found.copy} changes the output, and one of {found.original} does not",
+        fix=f"use {found.original} in evaluation too, or update the copy in each training step",
+    )
+
+
+def stops_training(subject: Subject, names: list[str], numbers: tuple[str, ...]) -> Finding:
+    """Explain parameters that get no gradient after some calls, whatever the weights are."""
+    tail = re.escape(numbers[0].rpartition(".")[2])
+    place = _in_forward(subject, names[0], rf"\b{tail}\b.*(<|>|==|%)|(<|>|==|%).*\b{tail}\b")
+    return violated(
+        "weight-stops",
+        f"{names_text(names)} {'receives' if len(names) == 1 else 'receive'} no gradient after {MANY} training steps",
+        culprits=[
+            Culprit("tensor", numbers[0], "counts calls", place),
+            *(parameter(subject, name, "no longer trained") for name in names[:8]),
+        ],
+        location=place,
+        observed=f"with the first weights put back after {MANY} steps, the gradient that the first step had is gone",
+        cause=f"whether {'it is' if len(names) == 1 else 'they are'} trained depends on {numbers[0]}, which changes from call to call",
+        because="weights, statistics, batch and seed are those of the first step",
+        fix="let a gradient depend on weights and data; to freeze a part on purpose, call requires_grad_(False)",
+        evidence={"parameters": names},
+    )
+
+
+def fades(subject: Subject, names: list[str]) -> Finding:
+    """Explain parameters that nearly stop moving after the first step."""
+    return violated(
+        "weight-stops",
+        f"{names_text(names)} {'moves' if len(names) == 1 else 'move'} in the first training step, and next to nothing after it",
+        culprits=[parameter(subject, name, "moves once") for name in names[:8]],
+        location=_optimizer_class(subject) or optimizer_line(subject, names[0]),
+        observed=f"each of the steps 2 to {MANY} moves less than a ten-thousandth of what the first one does",
+        cause="the optimizer takes another step once it has a state, or a learning rate is lost",
+        because="the gradients of later steps are not much smaller than the first one, and no schedule is declared",
+        fix="apply the same learning rate in each step; a schedule belongs in a scheduler",
+        evidence={"parameters": names},
+    )
+
+
+def decays_alone(subject: Subject, names: list[str]) -> Finding:
+    """Explain parameters that weight decay shrinks and no gradient moves."""
+    return violated(
+        "weight-only-decays",
+        f"{names_text(names)} only {'shrinks' if len(names) == 1 else 'shrink'} in training steps: no gradient is applied",
+        culprits=[parameter(subject, name, "decays, and is not trained") for name in names[:8]],
+        location=_optimizer_class(subject) or optimizer_line(subject, names[0]),
+        observed=f"each step multiplies all of {names[0]} by one number below 1",
+        cause="the optimizer decays it and does not use its gradient",
+        because="its gradient is not zero, and parameters of no larger gradient follow theirs",
+        fix="let the optimizer apply the gradient of every parameter that it holds",
+        evidence={"parameters": names},
+    )
+
+
+def unused_call(subject: Subject, call: int, numbers: tuple[str, ...]) -> Finding:
+    """Explain a call of the step from which nothing is learned."""
+    step = subject.contract.train_step
+    place = None
+    if step is not None:
+        tail = re.escape(numbers[0].rpartition(".")[2]) if numbers else r"step\(\)"
+        place = sources.search(step, rf"if\b.*\b{tail}") or sources.search(step, r"zero_grad")
+        place = place or sources.of_object(step)
+    return violated(
+        "batch-unused",
+        f"call {call + 1} of the training step learns nothing from its batch",
+        culprits=[Culprit("call", "train_step", "drops a gradient", place)],
+        location=place,
+        observed=f"another batch in call {call + 1} gives other gradients there, and bit-equal weights after {MANY} calls",
+        cause="the gradient is computed, not applied, and cleared by the next call",
+        because="only the batch of this call was changed; gradients that accumulate would change later steps",
+        fix="step the optimizer in each call, or clear gradients only after it has stepped",
+    )
+
+
+def blind_direction(subject: Subject) -> Finding:
+    """Explain a step with gradients that the data do not direct."""
+    step = subject.contract.train_step
+    place = None
+    if step is not None:
+        place = sources.search(step, r"\.grad\b.*=|grad\.") or sources.of_object(step)
+    return violated(
+        "gradient-without-data",
+        "the direction of the gradients that the step applies does not depend on the batch",
+        culprits=[Culprit("call", "train_step", "replaces the gradients", place)],
+        location=place,
+        observed="a batch that holds its first sample only has gradients of the same direction, for every parameter",
+        cause="the step puts something else in place of the gradients that backward computed",
+        because="both steps began at the same weights with the same seed",
+        fix="apply the gradients of the loss: leave p.grad as backward() made it, but for clipping and scaling",
+    )
+
+
+def _in_forward(subject: Subject, name: str, pattern: str) -> Location | None:
+    """Return the line of a forward of the user's that matches, from a parameter's owner up, else the class."""
+    parts = name.split(".")[:-1]
+    for depth in range(len(parts), -1, -1):
+        module = subject.model.get_submodule(".".join(parts[:depth]))
+        own = sources.is_own_class(type(module))
+        if own and (found := sources.search(type(module).forward, pattern)):
+            return found
+    return sources.of_own_class(subject.model)
+
+
+def _optimizer_class(subject: Subject) -> Location | None:
+    """Return the step of an optimizer class of the user's own."""
+    with subject.pristine(steps=True) as model:
+        made = subject.make_optimizer(model)
+        kind = type(made)
+    return sources.of_object(kind.step) if sources.is_own_class(kind) else None

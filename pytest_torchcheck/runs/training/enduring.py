@@ -1,0 +1,278 @@
+"""Whether what the first training step does, later ones still do: asked again after more steps, and from the first weights."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ...objects import trees
+from ...probes.loss.arguments import by_step
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients, gradient_stats
+from ...subject.optimizers import optimizers_of, schedulers_of
+from ...subject.remembered import remembered
+from .few import later_batch, seed_of
+from .strides import Strides
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from torch import nn
+
+    from ...batches import Batch
+    from ...subject import Subject
+    from .steps import Trajectory
+
+MANY: Final = 12
+"""Steps after which a count of calls has passed what small numbers it is compared with."""
+_ALIVE: Final = 1e-2
+_GONE: Final = 1e-6
+_FAINT: Final = 1e-4
+_SETTLED: Final = 64.0
+_FEWEST: Final = 8
+_PARALLEL: Final = 1e-6
+
+
+@remembered("stops-training")
+def stops_training(subject: Subject) -> tuple[str, ...]:
+    """Return what gets a gradient at first, and after more steps, from the first weights again, does not; cached."""
+    first = subject.gradients().stats
+    faint = _faint(subject)
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        try:
+            optimizer = subject.make_optimizer(model)
+            batch = later_batch(subject, few=True)
+            for step in range(MANY):
+                seed_everything(seed_of(subject, step))
+                subject.train_step(model, optimizer, batch.clone())
+            _restart(subject, model)
+            seed_everything(subject.seed)
+            subject.passes(model, subject.batch().clone())
+        except SubjectError:
+            return ()  # what raises is explained by others
+        now = gradient_stats(model)
+        trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    return tuple(
+        name
+        for name, stat in first.items()
+        if stat.kind == "live"
+        and stat.norm > faint
+        and name in trained
+        and name in now
+        and (now[name].kind in ("none", "zero") or now[name].norm < _GONE * stat.norm)
+    )
+
+
+def _restart(subject: Subject, model: nn.Module) -> None:
+    """Put back the first weights and statistics, and nothing else that steps have changed."""
+    model.train()
+    clear_gradients(model)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            then = subject.state.original(tensor)
+            if then is not None and tensor.is_floating_point() and then.shape == tensor.shape:
+                tensor.copy_(then)
+
+
+def fades(subject: Subject, names: Collection[str]) -> tuple[str, ...]:
+    """Return which parameters nearly stop after the first step, in nine more, though their gradients do not fall.
+
+    A forward in training mode comes first: initial values that it takes from the data are no step.
+    """
+    if not names:
+        return ()
+    norms: dict[str, list[float]] = {name: [] for name in names}
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        try:
+            with torch.no_grad():
+                subject.call(model, subject.batch().clone())
+            made = subject.make_optimizer(model)
+            if schedulers_of(made):
+                return ()
+            strides = Strides(model)
+            rates = []
+            for step in range(MANY):
+                seed_everything(seed_of(subject, step))
+                subject.train_step(model, made, subject.batch().clone())
+                strides.look(model)
+                rates.append(
+                    max((float(g.get("lr", 1.0)) for o in optimizers_of(made) for g in o.param_groups), default=1.0)
+                )  # fmt: skip
+                for name, stat in gradient_stats(model).items():
+                    if name in norms:
+                        norms[name].append(stat.norm if stat.kind == "live" else 0.0)
+        except SubjectError:
+            return ()
+    if subject.contract.train_step is not None and min(rates) < _ALIVE * rates[0]:
+        return ()  # a schedule of the step's own
+    still, faint = set(strides.fading()), _faint(subject)
+    return tuple(
+        n for n in names if n in still and max(norms[n][:1], default=0) > faint and _stays(norms[n])
+    )
+
+
+def _faint(subject: Subject) -> float:
+    """Return the norm below which a gradient may be a structural zero, which rounding makes."""
+    norms = [s.norm for s in subject.gradients().stats.values() if math.isfinite(s.norm)]
+    return _FAINT * max(norms, default=0.0)
+
+
+def _stays(norms: list[float]) -> bool:
+    """Say whether a gradient is there in most later steps, not much smaller than in the first."""
+    later = [norm >= _ALIVE * norms[0] > 0 for norm in norms[1:]]
+    return sum(later) > len(later) / 2
+
+
+def decays_alone(subject: Subject, made: Trajectory) -> tuple[str, ...]:
+    """Return parameters that steps only shrink, of those whose gradients are no smaller than of others that follow theirs."""
+    names = made.left.decaying
+    if not names:
+        return ()
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        try:
+            subject.passes(model, subject.batch().clone())
+        except SubjectError:
+            return ()
+        parameters = dict(model.named_parameters())
+        rms = {n: _rms(p.grad) for n, p in parameters.items() if p.grad is not None}
+        others = {n: rms[n] for n in made.left.follows if rms.get(n, 0.0) > 0}
+        found = []
+        for name in names:
+            p = parameters[name]
+            if p.grad is None or not rms.get(name) or _parallel(p.detach(), p.grad):
+                continue
+            step = made.left.resolutions.get(name, 0.0) * _SETTLED
+            if any(
+                other <= 10 * rms[name] and made.left.follows[n] > 10 * step
+                for n, other in others.items()
+            ):
+                found.append(name)
+    return tuple(found)
+
+
+def _rms(grad: torch.Tensor) -> float:
+    dense = trees.dense(grad).double()
+    return float(dense.square().mean().sqrt()) if dense.numel() else 0.0
+
+
+def _parallel(a: torch.Tensor, b: torch.Tensor) -> bool:
+    a, b = trees.dense(a).double().flatten(), trees.dense(b).double().flatten()
+    lengths = float(a.norm() * b.norm())
+    return lengths > 0 and abs(float(a @ b)) >= (1 - _PARALLEL) * lengths
+
+
+def unused_call(subject: Subject) -> int | None:
+    """Return a call of the step whose gradient is dropped: it moves nothing, and nothing later depends on its batch.
+
+    A step that accumulates moves nothing either, but its later steps depend on the batch.
+    """
+    batch, other = subject.batch(), _first_alone(subject)
+    if other is None:
+        return None
+    try:
+        base = list(_calls(subject, [batch] * MANY))
+        weights = [state[0] for state in base]
+        idle = [
+            k
+            for k in range(1, MANY - 2)
+            if _same(weights[k], weights[k - 1])
+            and base[k][1]
+            and all(bool(torch.isfinite(g).all()) for g in base[k][1].values())
+            and any(not _same(weights[j], weights[k]) for j in range(k + 1, MANY))
+        ]
+        for k in idle[:1]:
+            tried = list(_calls(subject, [other if n == k else batch for n in range(MANY)]))
+            if _same(tried[k][1], base[k][1]) or not _same(tried[k][0], weights[k]):
+                return None  # it reads nothing, or it is the data that decide
+            if _same(tried[-1][0], weights[-1]):
+                return k
+    except SubjectError:
+        return None
+    return None
+
+
+_Tensors = dict[str, torch.Tensor]
+
+
+def _calls(subject: Subject, batches: list[Batch]) -> Iterator[tuple[_Tensors, _Tensors]]:
+    """Yield the weights after each call of the step, and the gradients that reached them in it."""
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        optimizer = subject.make_optimizer(model)
+        with _arrivals(model) as arrived:
+            for step, batch in enumerate(batches):
+                arrived.clear()
+                seed_everything(seed_of(subject, step))
+                subject.train_step(model, optimizer, batch.clone())
+                yield {n: p.detach().clone() for n, p in model.named_parameters()}, dict(arrived)
+
+
+@contextlib.contextmanager
+def _arrivals(model: nn.Module) -> Iterator[_Tensors]:
+    """Keep a copy of each gradient as backward leaves it, whatever clears it later."""
+    arrived: _Tensors = {}
+
+    def keep(name: str, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            arrived[name] = parameter.grad.clone()
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(functools.partial(keep, name))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield arrived
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _same(one: _Tensors, two: _Tensors) -> bool:
+    return one.keys() == two.keys() and all(trees.same(one[k], two[k]) for k in one)
+
+
+@remembered("blind-direction")
+def blind_direction(subject: Subject) -> bool:
+    """Say whether a step has a gradient along the very same line for the batch and for its first sample alone; cached.
+
+    The sample stands as often in the batch as there are samples: no size changes.
+    """
+    same = _first_alone(subject)
+    if same is None:
+        return False
+    try:
+        base, other = by_step(subject, subject.batch()), by_step(subject, same)
+    except SubjectError:
+        return False
+    if not base or not other or base.keys() != other.keys():
+        return False
+    asked = [
+        k for k in base if k.startswith("gradient ") and trees.dense(base[k]).numel() >= _FEWEST
+    ]
+    asked = [k for k in asked if bool(trees.dense(base[k]).any())]
+    if sum(trees.dense(base[k]).numel() for k in asked) < 4 * _FEWEST:
+        return False
+    return all(_parallel(base[k], other[k]) for k in asked)
+
+
+def _first_alone(subject: Subject) -> Batch | None:
+    """Return the batch with its first sample in every place; None where it has no samples to choose.
+
+    Another batch of a user who declared one holds the same samples in another order, and has the same gradient.
+    """
+    batch, symbol = subject.batch(), subject.source.batch_symbol
+    size = 0 if symbol is None else batch.sizes.get(symbol, 0)
+    return subject.source.rows(batch, torch.zeros(size, dtype=torch.int64)) if size > 1 else None

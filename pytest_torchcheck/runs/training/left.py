@@ -1,0 +1,175 @@
+"""What some training steps leave behind, apart from new weights: asked of the model while it is still trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import compiler
+from ...functions.discovery import is_compiled
+from ...objects import trees
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ..facts import copied, marks
+from ..outputs import gap
+from ..remembering import kept_value, put_value
+from .counting import numbers_of
+from .strides import Strides, sampled
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...batches import Batch
+    from ...subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What steps left behind; plain data.
+
+    Attributes:
+        fading: Parameters that the first step moves and later ones by next to nothing.
+        decaying: Parameters that steps only multiply by a number, though others of no larger gradient
+            follow theirs.
+        follows: By parameter that does not just decay: its largest change in the first step; only where some do.
+        resolutions: By parameter that just decays: the smallest change that its numbers show.
+        put_back: Parameters that a training forward after the steps puts back to where they began.
+        stale: Entries of ``state_dict()`` that are what they were before the steps, unlike their parameters.
+        kept: Attributes that the steps bind, write to or lengthen.
+        numbers: Those of ``kept`` that are numbers, and numbers that the user's functions keep.
+        rests: Whether some step after the first moves nothing.
+        remembered: Outputs in evaluation mode that depend on ``kept``.
+        by: Those of ``kept`` on which they depend.
+    """
+
+    fading: tuple[str, ...] = ()
+    decaying: tuple[str, ...] = ()
+    follows: dict[str, float] = field(default_factory=dict)
+    resolutions: dict[str, float] = field(default_factory=dict)
+    put_back: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    rests: bool = False
+    remembered: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+
+
+class Leaving:
+    """Looks at a model before, between and after training steps.
+
+    Args:
+        subject: Whose model.
+        model: The model, before the steps.
+    """
+
+    def __init__(self, subject: Subject, model: nn.Module) -> None:
+        self._subject, self._model = subject, model
+        self.strides = Strides(model)
+        buffers = {name for name, _ in model.named_buffers()}
+        self._before = {n: m for n, m in marks(model).items() if n not in buffers}
+        self._values = {n: kept_value(model, n) for n in self._before} if self._before else {}
+        self._numbers = numbers_of(subject)
+        if _saves_itself(model):
+            _saved(model)  # as a first checkpoint does
+
+    def after(self, batch: Batch) -> Left:
+        """Ask the trained model; its flags, and what its forwards write, are no longer those of the steps."""
+        model, decaying = self._model, self.strides.decaying()
+        now = marks(model)
+        kept = tuple(n for n, mark in self._before.items() if now.get(n) != mark)
+        numbers = tuple(
+            n for n in kept if isinstance(kept_value(model, n), int | float) and n in self._values
+        )
+        counted = numbers_of(self._subject)
+        numbers += tuple(n for n, value in counted.items() if self._numbers.get(n) != value)
+        stale = self._stale() if _saves_itself(model) else ()
+        put_back: tuple[str, ...] = ()
+        remembered: tuple[str, ...] = ()
+        by: tuple[str, ...] = ()
+        if not is_compiled(model) and not compiler.has_compiled():
+            try:
+                put_back = self._put_back(batch)
+                remembered, by = self._remembered(batch, kept)
+            except SubjectError:
+                pass  # forwards that raise are explained by other checks
+        return Left(
+            fading=self.strides.fading(), decaying=decaying, put_back=put_back, stale=stale,
+            kept=kept, numbers=numbers, remembered=remembered, by=by,
+            rests=self.strides.rests(),
+            follows=self.strides.moved_freely(decaying) if decaying else {},
+            resolutions={n: self.strides.resolution(n) for n in decaying},
+        )  # fmt: skip
+
+    def _put_back(self, batch: Batch) -> tuple[str, ...]:
+        model = self._model
+        model.train()
+        seed_everything(self._subject.seed)
+        with torch.no_grad():
+            self._subject.call(model, batch.clone())
+        return self.strides.returned(sampled(model))
+
+    def _remembered(
+        self, batch: Batch, kept: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Evaluate with what the steps kept and without it; nothing where an evaluation keeps it too."""
+        if not kept:
+            return (), ()
+        model = self._model
+        model.eval()
+        before = marks(model)
+        first = self._evaluated(batch)
+        if any(marks(model).get(name) != before.get(name) for name in kept):
+            return (), ()
+        if gap(self._evaluated(batch), first) is not None:
+            return (), ()  # random
+        trained = {name: kept_value(model, name) for name in kept}
+        for name in kept:
+            put_value(model, name, self._values[name])
+        wrong = gap(self._evaluated(batch), first)
+        if wrong is None:
+            return (), ()
+        by = []
+        for name in kept:
+            for other in kept:
+                put_value(model, other, self._values[other] if other == name else trained[other])
+            if gap(self._evaluated(batch), first) is not None:
+                by.append(name)
+        return (wrong[0],), tuple(by or kept)
+
+    def _evaluated(self, batch: Batch) -> dict[str, torch.Tensor]:
+        seed_everything(self._subject.seed)
+        with torch.no_grad():
+            return copied(self._subject.call(self._model, batch.clone()))
+
+    def _stale(self) -> tuple[str, ...]:
+        saved, state = _saved(self._model), self._subject.state
+        found = []
+        for name, parameter in self._model.named_parameters():
+            value = saved.get(name)
+            then = state.original(parameter)
+            if not isinstance(value, torch.Tensor) or then is None or parameter.is_meta:
+                continue
+            if value.shape != parameter.shape or trees.same(value, parameter):
+                continue
+            if trees.same(value.to(then.device, then.dtype), then):
+                found.append(name)
+        return tuple(found)
+
+
+def _saves_itself(model: nn.Module) -> bool:
+    """Say whether a module saves its state in a way of its own, by a method or a hook."""
+    return any(
+        not getattr(type(module), name).__module__.startswith("torch.")
+        for module in model.modules()
+        for name in ("state_dict", "_save_to_state_dict")
+    ) or any(module._state_dict_hooks for module in model.modules())
+
+
+def _saved(model: nn.Module) -> dict[str, Any]:
+    try:
+        return dict(model.state_dict())
+    except Exception:  # the user's own method: state-dict-roundtrip tells what it raises
+        return {}

@@ -1,0 +1,120 @@
+"""Copies of trained weights that evaluation uses in their place, and that no step brings up to date."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import sources
+from ...objects import trees
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ..facts import copied
+from ..outputs import gap
+from .few import later_batch
+from .steps import trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+    from ...subject import Subject
+
+_PASSED = frozenset({"forward", "extra_repr", "__init__", "reset_parameters", "init_weights"})
+"""Methods that do not bring a copy up to date, or are seen to run in a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleCopy:
+    """A copy that stays while its original is trained; plain data.
+
+    Attributes:
+        copy: Name of the buffer or parameter.
+        original: Name of the trained parameter.
+        moved: By how much the original changed.
+        methods: Methods of the model that may bring it up to date, which no step called.
+    """
+
+    copy: str
+    original: str
+    moved: float
+    methods: tuple[str, ...]
+
+
+def stale_copy(subject: Subject) -> StaleCopy | None:
+    """Return a copy of a trained parameter that evaluation reads in place of the original, and that stays as it was."""
+    pairs = _pairs(subject.model)
+    if not pairs:
+        return None
+    made = trajectory(subject)
+    if made.error is not None:
+        return None
+    for copy, original in pairs.items():
+        moved = made.moved.get(original, 0.0)
+        stays = copy not in made.buffers and not made.moved.get(copy, 0.0)
+        if moved > 0.0 and stays and _read_instead(subject, copy, original):
+            return StaleCopy(
+                copy=copy, original=original, moved=moved, methods=_updating(subject.model)
+            )
+    return None
+
+
+def _pairs(model: nn.Module) -> dict[str, str]:
+    """Return, by the name of each copy, the trained parameter that has its values, bit by bit, in other memory."""
+    named = list(model.named_parameters())
+    fixed: list[tuple[str, torch.Tensor]] = [(n, p) for n, p in named if not p.requires_grad]
+    fixed += [(n, b) for n, b in model.named_buffers() if b.is_floating_point()]
+    if not fixed:
+        return {}
+    trained: dict[torch.Size, list[tuple[str, torch.Tensor]]] = {}
+    for name, parameter in named:
+        if parameter.requires_grad and parameter.numel() > 1 and not parameter.is_meta:
+            trained.setdefault(parameter.shape, []).append((name, parameter))
+    return {
+        copy: name
+        for copy, value in fixed
+        for name, parameter in trained.get(value.shape, ())
+        if trees.computable(value)
+        and trees.same(value, parameter.detach())
+        and trees.address(value) != trees.address(parameter)
+        and bool((value != value.flatten()[0]).any())
+    }
+
+
+def _read_instead(subject: Subject, copy: str, original: str) -> bool:
+    """Say whether the output in evaluation mode changes with the copy and not with the original."""
+    batch = later_batch(subject, few=True)
+    with subject.pristine(steps=True) as model, torch.no_grad():
+        model.eval()
+
+        def run(names: Iterable[str]) -> dict[str, torch.Tensor]:
+            tensors = dict((*model.named_parameters(), *model.named_buffers()))
+            for name in names:
+                tensors[name].mul_(1.5)
+            seed_everything(subject.seed)
+            return copied(subject.call(model, batch.clone()))
+
+        try:
+            base = run(())
+            if gap(run([original]), base) is not None:
+                return False
+            return gap(run([copy]), base) is not None
+        except SubjectError:
+            return False
+
+
+def _updating(model: nn.Module) -> tuple[str, ...]:
+    """Name the methods of the user's classes that a loop may call after a step."""
+    found = []
+    for module in model.modules():
+        kind = type(module)
+        if sources.is_own_class(kind):
+            found += [
+                name
+                for name, value in vars(kind).items()
+                if callable(value) and name not in _PASSED and not name.startswith("__")
+            ]
+    return tuple(dict.fromkeys(found))

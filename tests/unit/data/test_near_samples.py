@@ -1,0 +1,56 @@
+"""Splits that hold the same samples with a little noise, and sound ones in which samples are close by nature."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from pytest_torchcheck import Contract
+
+g = torch.Generator().manual_seed(7)
+X, Y = torch.randn(80, 6, generator=g), torch.randn(80, 1, generator=g)
+
+
+def noise(x, size):
+    return x + size * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+
+
+def found(train, held_out):
+    splits = {"train": TensorDataset(*train), "eval": TensorDataset(*held_out)}
+    findings = Contract(dataset=splits).check(["split-hygiene"]).findings
+    return {f.code: f.status for f in findings if f.status in ("violated", "suspicious", "error")}
+
+
+@pytest.mark.parametrize(
+    "held_out",
+    [
+        (noise(X[:30], 1e-3), Y[:30]),
+        (torch.cat((noise(X[:10], 1e-5), noise(X[:20], 2.0))), Y[torch.arange(30) % 10]),
+        (noise(X[20:40], 1e-3), noise(Y[20:40], 1e-3)),
+    ],
+    ids=["all", "a-third", "targets-too"],
+)
+def test_samples_with_a_little_noise_are_found(held_out):
+    assert found((X, Y), held_out) == {"split-near": "violated"}
+
+
+CURVE = torch.linspace(0, 6, 200)[:, None].sin().cumsum(0).unfold(0, 8, 1).squeeze(1)
+GRID = torch.cartesian_prod(torch.linspace(0, 1, 10), torch.linspace(0, 1, 10))
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [
+        ((X[:40], Y[:40]), (X[40:], Y[40:])),
+        ((X, Y), (noise(X, 1e-3), Y.flip(0))),
+        ((CURVE[::2], CURVE[::2, :1]), (CURVE[1::2], CURVE[1::2, :1])),
+        ((GRID, GRID[:, :1]), (GRID + 0.05, GRID[:, :1])),
+        ((X[:, :2], Y), (torch.rand(60, 2, generator=g), Y[:60])),
+        ((X.sign(), Y), (noise(X.sign(), 1e-3), Y)),
+        ((X, Y), (noise(X, 1.0), Y)),
+    ],
+    ids=["apart", "other-targets", "windows", "grids", "plane", "signs", "far"],
+)
+def test_splits_of_close_samples_are_sound(train, held_out):
+    assert "split-near" not in found(train, held_out)
