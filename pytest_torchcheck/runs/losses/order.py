@@ -29,10 +29,10 @@ _BY_PLACE = frozenset(
     {
         "roll", "flip", "fliplr", "flipud", "chunk", "split", "tensor_split", "unfold", "narrow", "select", "diff",
         "cumsum", "cumprod", "logcumsumexp", "cummax", "triu", "tril", "triu_indices", "tril_indices", "combinations",
-        "index_select", "gather", "take", "randperm", "randint", "multinomial", "rand", "randn", "arange", "linspace",
+        "index_select", "gather", "take", "cross_entropy", "nll_loss", "one_hot", "scatter", "scatter_", "randperm", "randint", "multinomial", "rand", "randn", "arange", "linspace",
     }
 )  # fmt: skip
-"""Functions with which a loss may pair samples by their places on purpose."""
+"""Functions with which a loss may pair samples by their places on purpose, or by numbers that are their places."""
 _RESHAPES = frozenset({"view", "reshape", "unflatten"})
 
 
@@ -65,7 +65,7 @@ def moved_by_order(subject: Subject) -> Reordered | None:
         return None
     axes = subject.source.axes(symbol)
     targets = trees.tensors(batch.targets, batch.target_label())
-    if not targets or any(path not in axes for path in targets):
+    if not targets or any(path not in axes or _by_number(t, size) for path, t in targets.items()):
         return None
     try:
         output = output_for_loss(subject)
@@ -98,6 +98,13 @@ def moved_by_order(subject: Subject) -> Reordered | None:
     except (SubjectError, RuntimeError):
         return None
     return Reordered(change=smallest, size=size, first=first, second=second)
+
+
+def _by_number(target: torch.Tensor, size: int) -> bool:
+    """Say whether a target may name samples by their places: a pair of samples each, or numbers of which none is twice."""
+    pairs = sum(length == size for length in target.shape) > 1
+    whole = not target.is_floating_point() and target.dtype != torch.bool
+    return pairs or (whole and len(target.unique()) == target.numel())
 
 
 def _loss(subject: Subject, output: Any, batch: Batch) -> torch.Tensor:

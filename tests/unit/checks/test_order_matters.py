@@ -52,9 +52,25 @@ def weighted(points, scores):
     return (KEPT[: len(points)] * (points.mean((1, 2)) - scores).pow(2)).mean()
 
 
-def check(loss):
+def partners(points, columns):
+    """Contrasts two views; the targets say in which column a sample's partner is."""
+    return F.cross_entropy(points[:, 0] @ points[:, 1].T, columns)
+
+
+def named(points, others):
+    """Brings each sample near to the one that its target names."""
+    near = torch.cdist(points.flatten(1), points.flatten(1))
+    return (near * (others[:, None] == torch.tensor([0, 1, 2, 3, 4, 5]))).sum()
+
+
+def compared(points, wanted):
+    """Regresses the distances of all pairs."""
+    return (torch.cdist(points.flatten(1), points.flatten(1)) - wanted).pow(2).mean()
+
+
+def check(loss, targets=None):
     torch.manual_seed(0)
-    batch = torch.randn(6, 2, 4), torch.randn(6)
+    batch = torch.randn(6, 2, 4), torch.randn(6) if targets is None else targets
     return Contract(model=nn.Linear(4, 3), loss=loss, batch=batch).check(["in-batch-pairs"])
 
 
@@ -69,3 +85,15 @@ def test_labels_in_another_order_than_outputs_are_told_with_both_lines():
 @pytest.mark.parametrize("loss", [spread_alike, neighbours, halves, drawn, ranking, weighted])
 def test_sound_losses_are_not(loss):
     assert not any(f.status == "violated" for f in check(loss).findings)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (partners, torch.arange(6)),
+        (named, torch.tensor([1, 2, 0, 4, 5, 3])),
+        (compared, torch.rand(6, 6)),
+    ],
+)
+def test_targets_that_name_samples_are_sound(loss, targets):
+    assert not any(f.status == "violated" for f in check(loss, targets).findings)
