@@ -289,10 +289,12 @@ def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
         calls = []
     if not calls:
         moved = moved_by_order(subject)
-        if moved is not None:
+        if moved is not None and moved.change:
             yield explain.order_of_pairs(subject, moved)
-            return
-        yield not_applicable("the loss does not rank the samples of a batch against each other")
+        elif moved is not None:
+            yield passed(f"the loss of {size} samples is the same in another order")
+        else:
+            yield not_applicable("the loss does not rank the samples of a batch against each other")
         return
     for call in calls:
         share = _self_share(call)

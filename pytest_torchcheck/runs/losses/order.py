@@ -38,10 +38,10 @@ _RESHAPES = frozenset({"view", "reshape", "unflatten"})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reordered:
-    """A loss that another order of the samples changes.
+    """A loss in two orders of the samples.
 
     Attributes:
-        change: By how much, relatively, at least.
+        change: By how much, relatively, at least; 0 where it does not.
         size: How many samples.
         first, second: Run the loss, in the base batch's order and in another.
     """
@@ -53,7 +53,7 @@ class Reordered:
 
 
 def moved_by_order(subject: Subject) -> Reordered | None:
-    """Reorder outputs and targets together; return how the loss changes, or None where it does not, or may.
+    """Reorder outputs and targets together; return how the loss changes, or None where it may.
 
     A pair of samples may be made by place on purpose: a shift, a slice, a draw, two views as halves. Where the loss
     does that, nothing is said, nor where a part of outputs or targets cannot be taken apart into samples, or where
@@ -93,7 +93,7 @@ def moved_by_order(subject: Subject) -> Reordered | None:
                 other = runs(index)
                 change = abs(float(other()) - base) / max(abs(base), 1e-6)
                 if change <= _SAME:
-                    return None
+                    return Reordered(change=0.0, size=size, first=first, second=other)
                 smallest, second = min(smallest, change), other if second is first else second
     except (SubjectError, RuntimeError):
         return None
