@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from pytest_torchcheck.batches.recipe import Recipe
 from pytest_torchcheck.batches.resizing import IGNORED, Resizing, Rows, counted, row_indices
 from pytest_torchcheck.batches.rows import take_rows
 from pytest_torchcheck.specs.shapes import Expr, SpecError
+from pytest_torchcheck.specs.trees import spec_leaves
 
 from .declared import Declared
 
@@ -45,6 +47,22 @@ class BatchSource(Declared):
     """
 
     # What may vary
+
+    @cached_property
+    def of_inputs(self) -> BatchSource:
+        """The same inputs without targets, for runs that read none: those of a real batch may have no known shape at other sizes."""
+        if not is_fixed(self._batch) or not self.has_real or self._real_zero.targets is None:
+            return self
+        names = {name for spec in spec_leaves(self.inputs, "x").values() for name in spec.symbols()}
+        stems = {name.partition("[")[0].lstrip("*") for name in names}
+        sizes: dict[str, Any] = {
+            k: span for k, span in self._declared.items() if k in names or k in stems
+        }
+        inputs = replace(self._real_zero, targets=None)
+        try:
+            return BatchSource(self.inputs, None, sizes, inputs, self.batch_dim, names=self._names)
+        except SpecError:  # a size of the inputs follows from one that only targets have
+            return self
 
     def axes(self, symbol: str) -> dict[str, int]:
         """The axis of each tensor (inputs and targets, by path) whose size is exactly this symbol."""

@@ -193,7 +193,7 @@ CHECKS: tuple[Check, ...] = (
             "A loss that ranks the samples of a batch against each other matches each "
             "pair, in any order.",
             needs=("loss",),
-            cost="1 F, shared; 4 to 13 more where the loss may be of this kind",
+            cost="1 F, shared; the loss up to 14 times; 4 to 13 F more where the loss may rank samples",
         ),
         axes="once",
     ),

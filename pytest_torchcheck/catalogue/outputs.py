@@ -37,7 +37,8 @@ CHECKS: tuple[Check, ...] = (
             "batch-sizes",
             "Other sizes of the declared symbols work, and a batch of one gives the same "
             "output as in a larger batch.",
-            cost="1 F for each of the drawn sizes and 1 F for the batch of one; 2 more in "
+            cost="1 F for each of the drawn sizes, up to 16 F of the smallest batch over the ranges of "
+            "other sizes, and 1 F for the batch of one; 2 more in "
             "float64 only where bits differ; a declared step once",
         ),
     ),

@@ -20,6 +20,7 @@ from ..runs.variants.woken import also_woken
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
+from .steps.fewer import step_of_fewer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 
 examples = Late("strategies.sequence:examples")
-"""Draws batches of other sizes; a run that draws none does not import Hypothesis."""
+sweep = Late("strategies.sequence:sweep")
+"""These draw batches of other sizes; a run that draws none does not import Hypothesis."""
 
 
 EXACT = 1e-9
@@ -266,17 +268,20 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
 
 
 def batch_sizes(subject: Subject) -> Iterator[Finding]:
-    """Run the declared sizes, edges first, in eval mode, a batch of one sample, and your step with a sample less.
+    """Run the declared sizes, edges first, and single samples of sizes all over their ranges, in eval mode, a batch of one sample, and your step with a sample less.
 
     What a batch of another size leaves in the model must not change what the base batch gives after it.
     """
-    if (failed := _step_of_fewer(subject)) is not None:
+    if (failed := step_of_fewer(subject)) is not None:
         yield failed
         return
     tried = 0
     if subject.source.declared_sizes:
-        drawn = [subject.place(b) for b in examples(subject.source, subject.examples, subject.seed)]
-        found = list(_sizes_drawn(subject, drawn))
+        drawn = [
+            subject.place(b)
+            for b in examples(subject.source, subject.examples, subject.seed, targets=False)
+        ]
+        found = list(_sizes_drawn(subject, drawn)) or list(_sizes_swept(subject))
         if found:
             yield from found
             return
@@ -293,29 +298,6 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
             yield inconclusive("no sizes are declared, and samples cannot be taken from the batch")
         return
     yield _alone(subject, batch, rows, tried)
-
-
-def _step_of_fewer(subject: Subject) -> Finding | None:
-    """Return how a declared step fails on the batch without its last sample, or None.
-
-    Asked where every tensor has one entry per sample. A mismatch that equal sizes hide, such as a
-    weight for each sample beside an image as wide as the batch is large, shows at another size.
-    """
-    batch, symbol = subject.batch(), subject.source.batch_symbol
-    if subject.contract.train_step is None or symbol is None or batch.sizes.get(symbol, 0) < 3:
-        return None
-    fewer = subject.few(batch, batch.sizes[symbol] - 1, aligned=True)
-    if fewer is None:
-        return None
-    with subject.pristine(steps=True) as model:
-        model.train()
-        seed_everything(subject.seed)
-        optimizer = subject.make_optimizer(model)
-        try:
-            subject.train_step(model, optimizer, fewer.clone())
-        except SubjectError as error:
-            return explain.step_size_crash(subject, fewer, error)
-    return None
 
 
 def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
@@ -365,10 +347,23 @@ def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
         if kept := [n for n in names if not subject.is_promised("MayChange", n)]:
             keeps.append((batch, kept))
     if keeps and forward_facts(subject).keeps:
-        return  # what the sizes of the base batch keep is judged by eval-purity
+        if remembered(subject):
+            return  # what sizes of the base batch leave behind is judged by eval-purity
+        keeps = [max(keeps, key=lambda one: sum(t.numel() for t in one[0].tensors().values()))]
     for other, kept in keeps:
         if moved := remembered(subject, other=other):
             yield explain.remembers(subject, list(moved), kept, other)
+            return
+
+
+def _sizes_swept(subject: Subject) -> Iterator[Finding]:
+    """Yield the first batch of a sweep over all declared sizes that does not run."""
+    for batch in sweep(subject.source, subject.seed):
+        placed = subject.place(batch)
+        try:
+            outputs(subject, placed)
+        except SubjectError as error:
+            yield explain.size_crash(subject, placed, error)
             return
 
 

@@ -41,6 +41,7 @@ misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced")
 tied = One("diagnosis.loss.pairing:tied", "outputs-tied")
 spread_over = One("diagnosis.loss.pairing:spread_over", "positions-share-targets")
 order = One("diagnosis.loss.pairing:order", "pairs-mixed")
+order_of_pairs = One("diagnosis.loss.order:order_of_pairs", "order-matters")
 self_counted = One("diagnosis.loss.pairing:self_counted", "self-counted", doubtful=True)
 
 by_place = One("diagnosis.loss.places:by_place", "weight-by-place", doubtful=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import (
-    BatchSampler,
     Dataset,
     DistributedSampler,
     RandomSampler,
@@ -20,13 +19,11 @@ from torch.utils.data import (
 from pytest_torchcheck.state import isolated, seed_process
 
 from ..record.modes import Functions
-from .contents import Contents
 from .describing import describe_sample
+from .drawing import MOST_INDICES, kept_samplers, sampler_of
 from .plan import Part, indices
 from .simulation import Workers
-from .snapshot import Snapshot
 
-MOST_INDICES = 20_000
 _DRAWS = frozenset(
     {"randperm", "rand", "randint", "randn", "multinomial", "rand_like", "bernoulli"}
 )
@@ -93,18 +90,6 @@ def epoch_of(part: Part, *, seed: int = 0) -> Epoch:
     return Epoch(batches=full, samples=full * size, size=size, last=size if full else 0)
 
 
-def sampler_of(part: Part) -> Any:
-    """Return the object that decides the order by the user's code, or None for torch's own."""
-    plan = part.plan
-    own = plan.batch_sampler if plan.batch_sampler is not None else plan.sampler
-    inner = getattr(own, "sampler", None)
-    return (
-        inner
-        if inner is not None and (type(own) is BatchSampler or hasattr(inner, "set_epoch"))
-        else own
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
     """What a sampler of torch's own was made for, where that is another number of samples.
@@ -168,21 +153,6 @@ def measure(part: Part, *, seed: int = 0) -> Order:
         Exception: Whatever a sampler raises.
     """
     sampler = sampler_of(part)
-    holders = [
-        one
-        for one in (part.plan.loader, part.plan.sampler, part.plan.batch_sampler)
-        if one is not None
-    ]
-    snapshots = [Snapshot(Contents(one)) for one in holders]
-    generator = part.plan.generator
-    state = generator.get_state() if generator is not None else None
-
-    def put_back() -> None:
-        for snapshot in snapshots:
-            snapshot.restore()
-        if generator is not None:
-            generator.set_state(state)
-
     drawn: list[str] = []
 
     def around(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -196,16 +166,14 @@ def measure(part: Part, *, seed: int = 0) -> Order:
         return [list(map(int, batch)) for batch in islice(indices(part), MOST_INDICES)]
 
     with isolated():
-        try:
+        with kept_samplers(part):
             seed_process(seed)
             first = epoch(0)
             with Functions(around):
                 second = epoch(1)
-            put_back()
+        with kept_samplers(part):
             seed_process(seed)
             again = epoch(0)
-        finally:
-            put_back()
     flat = [index for batch in first for index in batch]
     return Order(
         count=len(flat),

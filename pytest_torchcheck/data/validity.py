@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.state import isolated
+from pytest_torchcheck.state import isolated, seed_process
 
 from ..text.printable import message_of
 from .contents import Contents
+from .drawing import kept_samplers
+from .plan import indices
 from .reading import Survey, read
 from .snapshot import Snapshot
+
+_BATCHES = 256
+"""How many batches of a sampler are drawn to find the one with the most unlike samples."""
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,7 +165,7 @@ def try_collate(survey: Survey) -> CollateError | None:
     The dataset is read again under the survey's seed, and put back.
     """
     part = survey.part
-    chosen = _unlike_samples(survey, part.plan.batch_size or 2)
+    chosen = _put_together(survey) or _unlike_samples(survey, part.plan.batch_size or 2)
     snapshot = Snapshot(Contents(part.dataset, chosen))
     with isolated():
         try:
@@ -178,12 +184,32 @@ def try_collate(survey: Survey) -> CollateError | None:
     return None
 
 
+def _put_together(survey: Survey) -> tuple[int, ...]:
+    """Return the batch with the most unlike samples among the first that the user's own sampler makes.
+
+    Empty where the order is torch's own: any samples may then meet. A sampler that puts samples of one size
+    together must not be judged by batches that it never makes.
+    """
+    part = survey.part
+    if part.plan.batch_sampler is None and part.plan.sampler is None:
+        return ()
+    known = {sample.index: _form(sample) for sample in survey.samples}
+    with isolated(), kept_samplers(part):
+        seed_process(survey.seed)
+        drawn = [tuple(map(int, batch)) for batch in islice(indices(part), _BATCHES)]
+    return max(drawn, key=lambda batch: len({known.get(index) for index in batch}), default=())
+
+
+def _form(sample: Sample) -> Any:
+    """Return what decides whether a sample stacks with another."""
+    return tuple((leaf.path, leaf.shape, leaf.dtype, leaf.kind) for leaf in sample.leaves)
+
+
 def _unlike_samples(survey: Survey, size: int) -> tuple[int, ...]:
     """Choose a batch's worth of indices so that different shapes and dtypes meet."""
     seen: dict[Any, int] = {}
     for sample in survey.samples:
-        key = tuple((leaf.path, leaf.shape, leaf.dtype, leaf.kind) for leaf in sample.leaves)
-        seen.setdefault(key, sample.index)
+        seen.setdefault(_form(sample), sample.index)
     first = list(seen.values())[:size]
     rest = [sample.index for sample in survey.samples if sample.index not in first]
     return tuple(sorted([*first, *rest[: max(size - len(first), 0)]]))

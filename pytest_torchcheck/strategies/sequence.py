@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 MAX_ELEMENTS = 1 << 22
 """Sizes at which a batch has more elements than this (and than the base batch) are left out: they cost too much."""
 
+SWEPT = 16
+"""How many values of each size a sweep tries."""
+_SWEEP_COST = 4
+"""A sweep has at most so many times the elements of the base batch, all its batches together."""
+
 Sizes = dict[str, int]
 
 
@@ -32,6 +37,7 @@ def examples(
     *,
     layouts: Sequence[Layout] = ("contiguous",),
     max_elements: int = MAX_ELEMENTS,
+    targets: bool = True,
 ) -> Iterator[Batch]:
     """Iterate over batches of other sizes, the telling ones first.
 
@@ -45,17 +51,61 @@ def examples(
         seed: Of the values, and of the random sizes.
         layouts: How inputs lie in memory: the first one in the first three batches, then in turn.
         max_elements: Larger batches are left out.
+        targets: Whether batches need targets; else there are none where a real target's shape is not known.
     """
     made = 0
     for number, sizes in enumerate(assignments(source, seed, max_elements=max_elements)):
         if made >= count:
             return
         batch = source.at(seed + number, **sizes)
+        if batch is None and not targets:
+            batch = source.of_inputs.at(seed + number, **sizes)
         if batch is None:
             continue
         layout = layouts[made % len(layouts)] if made >= 3 else layouts[0]
         made += 1
         yield batch if layout == "contiguous" else relayout(batch, layout)
+
+
+def sweep(source: BatchSource, seed: int = 0) -> Iterator[Batch]:
+    """Iterate over batches of as few samples as may be, in which each size takes values from all of its range.
+
+    All sizes change at once and in other orders, so that equal ones seldom meet. What fails at one size in
+    twenty, as a rounded quotient does, is met by none of the edges.
+
+    Args:
+        source: Where batches come from; their targets are left out.
+        seed: Of the values.
+    """
+    inputs = source.of_inputs
+    free = {
+        name: span.values
+        for name, span in inputs.widest().items()
+        if not span.fixed and len(span) > 2 and name.isidentifier()
+    }
+    symbol = inputs.batch_symbol
+    free.pop(symbol or "", None)
+    fewest = {symbol: inputs.symbols[symbol].low} if symbol in inputs.symbols else {}
+    left = _SWEEP_COST * (elements(inputs, _real(inputs)) or 0)
+    count = min(SWEPT, max((len(values) for values in free.values()), default=0))
+    for number in range(count):
+        sizes = {
+            name: values[_spread(number, place, count) * (len(values) - 1) // max(count - 1, 1)]
+            for place, (name, values) in enumerate(free.items())
+        }
+        sizes.update((name, max(size, 1)) for name, size in fewest.items() if name is not None)
+        left -= elements(inputs, sizes) or 0
+        if left < 0:
+            return
+        batch = inputs.at(seed + number, **sizes)
+        if batch is not None:
+            yield batch
+
+
+def _spread(number: int, place: int, count: int) -> int:
+    """Return which of ``count`` values the size at a place has: each once, every second size in descending order."""
+    at = (number + place // 2 * (count // 3 + 1)) % count
+    return count - 1 - at if place % 2 else at
 
 
 def assignments(

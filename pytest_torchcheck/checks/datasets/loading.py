@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.data import delivery, labels, order, randomness, validity
+from pytest_torchcheck.data import delivery, drawing, labels, order, randomness, validity
 from pytest_torchcheck.data.relations import dropped_fields as dropping
 from pytest_torchcheck.data.relations import graph_shifts as shifting
 from pytest_torchcheck.data.relations import kept_draws as keeping
 from pytest_torchcheck.data.relations import mask_lengths, pairing
+from pytest_torchcheck.data.relations import never_drawn as never
 from pytest_torchcheck.data.relations import worker_agreement as agreement
 
 from ...codes import data as explain
@@ -177,7 +178,11 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
 
 
 def loader_order(subject: Subject) -> Iterator[Finding]:
-    """Compare what the sampler draws from with the dataset; draw the indices of two epochs, and of the first again."""
+    """Compare what the sampler draws from with the dataset; draw the indices of two epochs, and of the first again.
+
+    A sampler of your own that no epoch brings some samples from, and that draws all in batches of one, drops the
+    batches that are not full.
+    """
     for part in data_parts(subject):
         other = in_data(order.reach, part) if part.is_map_style else None
         if other is not None:
@@ -185,15 +190,17 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
                 part, other, _classes(subject, part), subject.contract.location
             )
             continue
-        if order.sampler_of(part) is None or not part.is_map_style:
+        if drawing.sampler_of(part) is None or not part.is_map_style:
             yield not_applicable(
                 f"{part.prefix}the order is that of torch's samplers: it repeats with the seed"
             )
             continue
         found = in_data(order.measure, part, seed=subject.seed)
         bad = list(
-            explain.order_wrong(part, found, order.sampler_of(part), subject.contract.location)
+            explain.order_wrong(part, found, drawing.sampler_of(part), subject.contract.location)
         )
+        if not bad and (lost := in_data(never.never_drawn, part, seed=subject.seed)) is not None:
+            bad = [explain.never_drawn(part, lost)]
         yield from bad
         if not bad:
             epochs = (

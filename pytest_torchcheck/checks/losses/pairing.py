@@ -13,6 +13,7 @@ from ...codes import loss as explain
 from ...objects import trees
 from ...probes.loss.consumption import LossCall, LossWatch
 from ...runs.facts import output_for_loss
+from ...runs.losses.order import moved_by_order, orders
 from ...runs.tied_outputs import tied_outputs
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -261,7 +262,11 @@ def _matched(subject: Subject, output: Any, batch: Batch, target: torch.Tensor) 
 
 
 def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
-    """Reorder the samples of a batch, pairs together; a contrastive loss must stay as it is."""
+    """Reorder the samples of a batch, pairs together; a contrastive loss must stay as it is.
+
+    So must any loss in which samples meet each other, when outputs and targets change places together, unless it
+    pairs samples by their places with a shift, a slice or a draw.
+    """
     batch = subject.batch()
     axes = _sample_axes(subject, batch)
     size = min((batch.tensors()[p].shape[a] for p, a in axes.items()), default=0)
@@ -283,7 +288,13 @@ def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
     else:
         calls = []
     if not calls:
-        yield not_applicable("the loss does not rank the samples of a batch against each other")
+        moved = moved_by_order(subject)
+        if moved is not None and moved.change:
+            yield explain.order_of_pairs(subject, moved)
+        elif moved is not None:
+            yield passed(f"the loss of {size} samples is the same in another order")
+        else:
+            yield not_applicable("the loss does not rank the samples of a batch against each other")
         return
     for call in calls:
         share = _self_share(call)
@@ -295,7 +306,7 @@ def in_batch_pairs(subject: Subject) -> Iterator[Finding]:
         yield inconclusive("the loss is random in eval mode, so another order could not be tried")
         return
     changes: list[float] = []
-    for blocks in _orders(size):
+    for blocks in orders(size):
         worst = 0.0
         for index in blocks:
             again = _loss_at(subject, _reordered(batch, axes, index))
@@ -356,24 +367,6 @@ def _self_share(call: LossCall) -> float | None:
     own = values.softmax(1).diagonal()
     best = (values.diagonal() >= values.amax(1) - 1e-9).double().mean()
     return float(own.mean()) if float(best) > 0.9 and float(own.mean()) > 1e-3 else None
-
-
-def _orders(size: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Iterate over ways to reorder: single samples, and two views as halves or as neighbours."""
-    generator = torch.Generator().manual_seed(0)
-
-    def shuffled(count: int) -> torch.Tensor:
-        order = torch.randperm(count, generator=generator)
-        # an order that turns in a circle would hide a partner one place on
-        return order if not torch.equal(order, torch.arange(count)) else order.flip(0)
-
-    yield tuple(shuffled(size) for _ in range(3))
-    if size % 2 == 0:
-        half = size // 2
-        yield tuple(torch.cat([o, o + half]) for o in (shuffled(half) for _ in range(3)))
-        yield tuple(
-            torch.stack([2 * o, 2 * o + 1], 1).flatten() for o in (shuffled(half) for _ in range(3))
-        )
 
 
 def _reordered(batch: Batch, axes: dict[str, int], index: torch.Tensor) -> Batch:

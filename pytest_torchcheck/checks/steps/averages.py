@@ -16,6 +16,7 @@ from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
+from .pulled_back import pulled_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +69,7 @@ class _Pair:
 def averages_follow(subject: Subject) -> Iterator[Finding]:
     """Follow copies of trained parameters through three steps, whatever the rate of their average.
 
+    Where no step moves them, the step must not move the trained weights back to them either.
     Where the model holds one module under two names, a step is taken with a copy under the second one. If it
     writes to one of the two what no gradient asks for, it takes them for two, and must not find one.
     """
@@ -130,6 +132,8 @@ def _of_copies(subject: Subject) -> Iterator[Finding]:
         yield passed(
             f"{len(moved)} copies of trained weights move towards them, or not against them"
         )
+    elif (back := pulled_back(subject, pairs)) is not None:
+        yield explain.pulled_back(subject, back.pairs, back.share)
     else:
         yield not_applicable("no step updates the model's copies of trained weights")
 

@@ -42,7 +42,8 @@ def inconsistent(
         if odd is None:
             types = validity.deviations(survey, lambda leaf: f"{leaf.type} {leaf.dtype}".strip())
             odd, what = (types[0] if types else None), "dtype"
-        if odd is not None and (plan.declared or _is_rare(odd, survey)):
+        grouped = plan.batch_sampler is not None and collates is None  # by what it puts together
+        if odd is not None and not grouped and (plan.declared or _is_rare(odd, survey)):
             yield _varies(survey, odd, what)
             return
         shapes = validity.deviations(survey, lambda leaf: str(list(leaf.shape)))

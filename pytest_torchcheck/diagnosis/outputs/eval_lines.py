@@ -220,6 +220,38 @@ def keeping_lines(
     return list(found.values())
 
 
+_ASKS = frozenset({"size", "dim", "numel", "__len__", "__get__", "is_floating_point", "type"})
+
+
+class _Reading(Watch):
+    """Finds the first operation that takes one tensor."""
+
+    def __init__(self, wanted: torch.Tensor) -> None:
+        super().__init__()
+        self._wanted = wanted
+        self.place: Location | None = None
+
+    def before(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Look whether the tensor is among the arguments."""
+        if self.place is None and getattr(func, "__name__", "") not in _ASKS:
+            given = tensors_in((args, kwargs))
+            if any(tensor is self._wanted for tensor in given):
+                self.place = self.locate()
+
+
+def reading_line(subject: Subject, path: str, other: Batch) -> Location | None:
+    """Return the line at which the base batch's forward reads a tensor that another batch's left in an attribute."""
+    with subject.pristine() as model, torch.no_grad():
+        eval_run(subject, other)()
+        value = _attributes(model).get(path, (None, 0))[0]
+        if not isinstance(value, torch.Tensor):
+            return None
+        run, watch = eval_run(subject, subject.batch()), _Reading(value)
+        with watch:
+            run()
+    return watch.place
+
+
 def _deciding_line(frame: FrameType, line: int) -> Location:
     """Return the line that decides to keep something: of a method that the constructor calls too, its call now."""
     owner, caller = frame.f_locals.get("self"), frame.f_back

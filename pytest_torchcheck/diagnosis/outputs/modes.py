@@ -17,7 +17,7 @@ from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
 from . import eval_lines, places
-from .eval_lines import keeping_lines
+from .eval_lines import keeping_lines, reading_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,6 +214,9 @@ def remembers(
     sizes = "the same sizes"
     if other is not None:
         sizes = "sizes " + ", ".join(f"{name}={size}" for name, size in other.sizes.items())
+    read = reading_line(subject, guilty, other) if guilty and other is not None else None
+    if read is not None:
+        named = [*named, Culprit("tensor", guilty, "is read", read)]
     place = named[0].location if named else None
     listed = [guilty] if guilty else list(kept)
     what = names_text(listed)
@@ -234,6 +237,11 @@ def remembers(
             "cache it by all that its values depend on, not by a shape alone"
             if other is None
             else "keep one for each size"
+            + (
+                f", or read the part of it that holds for this size on line {read.line}"
+                if read
+                else ""
+            )
         ),
         evidence={"outputs": list(moved), "kept": list(kept)},
     )

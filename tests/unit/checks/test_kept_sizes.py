@@ -39,5 +39,33 @@ def test_a_table_that_a_longer_batch_stretches_is_told(relative: bool) -> None:
     for found in report.failing:
         assert (found.check, found.code) == ("batch-sizes", "eval-remembers")
         assert found.location.text == "self.grow(length)  # the table"
-        assert [c.name for c in found.culprits] == ["weights"]
+        assert {c.name for c in found.culprits} == {"weights"}
+        assert "self.weights[:length]" in found.culprits[-1].location.text
         assert "after another batch of sizes B=3, T=" in found.observed
+
+
+class Kept(nn.Module):
+    """Reads a table that every call may make longer; its first rows, or those nearest to the end."""
+
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        self.last, self.table = last, None
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if self.table is None or len(self.table) < length:
+            self.table = torch.linspace(0, length - 1, length)[:, None]
+        rows = self.table[-length:] if self.last else self.table[:length]  # reads
+        return self.mix(x) + rows.to(x.dtype)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_table_that_every_call_keeps_is_read_alike_after_longer_batches(last: bool) -> None:
+    report = Contract(
+        model=lambda: Kept(last=last), inputs="B T 4", sizes={"B": 3, "T": (2, 24)},
+    ).check(["batch-sizes", "eval-purity"])  # fmt: skip
+    assert report.ok is not last
+    for found in report.failing:
+        assert (found.check, found.code) == ("batch-sizes", "eval-remembers")
+        assert "# reads" in found.culprits[-1].location.text

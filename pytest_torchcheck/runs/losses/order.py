@@ -1,0 +1,186 @@
+"""Whether a loss in which samples meet each other depends on the order of the samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...batches.rows import take_rows
+from ...objects import trees
+from ...record.modes import Functions
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ..facts import output_for_loss
+from ..outputs import output_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ...batches import Batch
+    from ...subject import Subject
+
+_SAME = 1e-4
+"""Relative change of a loss that the order of a sum explains, with a wide margin."""
+_MEETS = 1e-3
+"""Relative change of one sample's gradient that says that another sample has a part in it."""
+_BY_PLACE = frozenset(
+    {
+        "roll", "flip", "fliplr", "flipud", "chunk", "split", "tensor_split", "unfold", "narrow", "select", "diff",
+        "cumsum", "cumprod", "logcumsumexp", "cummax", "triu", "tril", "triu_indices", "tril_indices", "combinations",
+        "index_select", "gather", "take", "cross_entropy", "nll_loss", "one_hot", "scatter", "scatter_", "randperm", "randint", "multinomial", "rand", "randn", "arange", "linspace",
+    }
+)  # fmt: skip
+"""Functions with which a loss may pair samples by their places on purpose, or by numbers that are their places."""
+_RESHAPES = frozenset({"view", "reshape", "unflatten"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reordered:
+    """A loss in two orders of the samples.
+
+    Attributes:
+        change: By how much, relatively, at least; 0 where it does not.
+        size: How many samples.
+        first, second: Run the loss, in the base batch's order and in another.
+    """
+
+    change: float
+    size: int
+    first: Callable[[], torch.Tensor]
+    second: Callable[[], torch.Tensor]
+
+
+def moved_by_order(subject: Subject) -> Reordered | None:
+    """Reorder outputs and targets together; return how the loss changes, or None where it may.
+
+    A pair of samples may be made by place on purpose: a shift, a slice, a draw, two views as halves. Where the loss
+    does that, nothing is said, nor where a part of outputs or targets cannot be taken apart into samples, or where
+    the samples do not meet: a weight for each sample may then be kept outside of the batch.
+    """
+    batch, symbol, rows = subject.batch(), subject.source.batch_symbol, output_rows(subject)
+    size = batch.sizes.get(symbol or "", 0)
+    if symbol is None or rows is None or rows.others or not rows.dims or size < 4:
+        return None
+    axes = subject.source.axes(symbol)
+    targets = trees.tensors(batch.targets, batch.target_label())
+    if not targets or any(path not in axes or _by_number(t, size) for path, t in targets.items()):
+        return None
+    try:
+        output = output_for_loss(subject)
+        if set(trees.tensors(output)) != set(rows.dims):
+            return None
+
+        def runs(index: torch.Tensor) -> Callable[[], torch.Tensor]:
+            out = {
+                id(t): take_rows(t, rows.dims[path], index)
+                for path, t in trees.tensors(output).items()
+            }
+            target = {id(t): take_rows(t, axes[path], index) for path, t in targets.items()}
+            made = trees.substitute(output, out)
+            given = dataclasses.replace(batch, targets=trees.substitute(batch.targets, target))
+            return lambda: _loss(subject, made, given)
+
+        first = runs(torch.arange(size))
+        base, pairs_by_place = _watched(first, size)
+        if pairs_by_place or not _meet(subject, output, batch, rows.dims):
+            return None
+        smallest = float("inf")
+        second = first
+        for blocks in orders(size):
+            for index in blocks:
+                other = runs(index)
+                change = abs(float(other()) - base) / max(abs(base), 1e-6)
+                if change <= _SAME:
+                    return Reordered(change=0.0, size=size, first=first, second=other)
+                smallest, second = min(smallest, change), other if second is first else second
+    except (SubjectError, RuntimeError):
+        return None
+    return Reordered(change=smallest, size=size, first=first, second=second)
+
+
+def _by_number(target: torch.Tensor, size: int) -> bool:
+    """Say whether a target may name samples by their places: a pair of samples each, or numbers of which none is twice."""
+    pairs = sum(length == size for length in target.shape) > 1
+    whole = not target.is_floating_point() and target.dtype != torch.bool
+    return pairs or (whole and len(target.unique()) == target.numel())
+
+
+def _loss(subject: Subject, output: Any, batch: Batch) -> torch.Tensor:
+    seed_everything(subject.seed)
+    with torch.no_grad():
+        return subject.compute_loss(output, batch.clone())
+
+
+def _watched(run: Callable[[], torch.Tensor], size: int) -> tuple[float, bool]:
+    """Return a loss, and whether its functions may pair samples by their places."""
+    by_place = False
+
+    def around(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal by_place
+        name = getattr(func, "__name__", "")
+        result = func(*args, **kwargs)
+        by_place |= name in _BY_PLACE
+        given = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if name == "__getitem__" and given is not None:
+            by_place |= not _whole(args[1])
+        elif name in _RESHAPES and given is not None and given.dim() and len(given) == size:
+            by_place |= result.dim() == 0 or len(result) % size != 0
+        return result
+
+    with Functions(around):
+        loss = float(run())
+    return loss, by_place
+
+
+def _whole(index: Any) -> bool:
+    """Say whether an index keeps the first dimension as it is, or takes entries by a mask."""
+    first = index[0] if isinstance(index, tuple) and index else index
+    masked = isinstance(first, torch.Tensor) and first.dtype == torch.bool
+    return masked or first is None or first is Ellipsis or first == slice(None)
+
+
+def _meet(subject: Subject, output: Any, batch: Batch, dims: dict[str, int]) -> bool:
+    """Say whether the gradient of the first sample's output changes as other samples' outputs do."""
+
+    def slope(others: float) -> dict[str, torch.Tensor]:
+        leaves, swapped = {}, {}
+        for path, tensor in trees.floats(output).items():
+            moved = tensor.detach().clone()
+            rest = moved.narrow(dims[path], 1, moved.shape[dims[path]] - 1)
+            rest.mul_(others)
+            leaves[path] = swapped[id(tensor)] = moved.requires_grad_(True)
+        seed_everything(subject.seed)
+        with torch.enable_grad():
+            loss = subject.compute_loss(trees.substitute(output, swapped), batch.clone())
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return {
+            path: trees.dense(one).select(dims[path], 0)
+            for path, one in zip(leaves, found, strict=True)
+            if one is not None
+        }
+
+    before, after = slope(1.0), slope(0.7)
+    return any(
+        path in after and trees.worst(one, after[path]) > _MEETS * max(trees.scale(one), 1e-12)
+        for path, one in before.items()
+    )
+
+
+def orders(size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Iterate over ways to reorder: single samples, and two views as halves or as neighbours."""
+    generator = torch.Generator().manual_seed(0)
+
+    def shuffled(count: int) -> torch.Tensor:
+        order = torch.randperm(count, generator=generator)
+        # an order that turns in a circle would hide a partner one place on
+        return order if not torch.equal(order, torch.arange(count)) else order.flip(0)
+
+    yield tuple(shuffled(size) for _ in range(3))
+    if size % 2 == 0:
+        half = size // 2
+        yield tuple(torch.cat([o, o + half]) for o in (shuffled(half) for _ in range(3)))
+        yield tuple(
+            torch.stack([2 * o, 2 * o + 1], 1).flatten() for o in (shuffled(half) for _ in range(3))
+        )

@@ -1,0 +1,94 @@
+"""Samples that a sampler never draws, and samples of several sizes that a sampler keeps apart."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from pytest_torchcheck import Contract
+
+
+class Ragged(Dataset):
+    def __init__(self, sizes):
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, index):
+        return torch.full((self.sizes[index],), float(index))
+
+
+SIZES = [3] * 8 + [5] * 6 + [9]
+
+
+class Grouped(Sampler):
+    """Batches of one size; whole batches only where ``whole``."""
+
+    def __init__(self, sizes, per_batch, *, whole=False, drop_last=False):
+        self.sizes, self.per_batch, self.whole, self.drop_last = sizes, per_batch, whole, drop_last
+
+    def __iter__(self):
+        for size in set(self.sizes):
+            own = [i for i, s in enumerate(self.sizes) if s == size]
+            random.shuffle(own)
+            count = -(-len(own) // self.per_batch)
+            if self.whole or self.drop_last:
+                count = len(own) // self.per_batch  # whole batches
+            yield from (own[n * self.per_batch : (n + 1) * self.per_batch] for n in range(count))
+
+
+class NotTooLong(Grouped):
+    """Leaves out what is longer than allowed, on purpose."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            if all(self.sizes[i] < 8 for i in batch):
+                yield batch
+
+
+class Renewed(Sampler):
+    """Drops the rest of a new order in each epoch: every sample comes in some epoch."""
+
+    def __init__(self, count, size):
+        self.count, self.size = count, size
+
+    def __iter__(self):
+        order = torch.randperm(self.count).tolist()
+        yield from (
+            order[n : n + self.size] for n in range(0, self.count - self.size + 1, self.size)
+        )
+
+
+def check(sampler, sizes=SIZES, checks=("samples-valid", "loader-order")):
+    return Contract(dataset=Ragged(sizes), loader={"batch_sampler": sampler}).check(list(checks))
+
+
+def test_a_group_smaller_than_a_batch_is_named_with_the_line_that_counts():
+    (found,) = check(Grouped(SIZES, 2, whole=True)).causes
+    assert (found.check, found.code) == ("loader-order", "samples-never-drawn")
+    assert found.evidence["never drawn"] == [14]
+    assert found.location.text.endswith("# whole batches")
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [Grouped(SIZES, 2), Grouped(SIZES, 2, drop_last=True), NotTooLong(SIZES, 2)],
+    ids=["all", "drop-last", "filtered"],
+)
+def test_samplers_that_keep_sizes_apart_are_sound(sampler):
+    assert check(sampler).ok
+    own = DataLoader(Ragged(SIZES), batch_sampler=sampler)
+    assert Contract(dataset=own.dataset, loader=own).check(["samples-valid", "loader-order"]).ok
+
+
+def test_a_rest_that_differs_in_each_epoch_is_sound():
+    assert check(Renewed(15, 4), [4] * 15).ok
+
+
+def test_batches_of_several_sizes_still_do_not_stack():
+    (found,) = check(Renewed(15, 4), checks=["samples-valid"]).causes
+    assert found.code == "samples-do-not-stack"
