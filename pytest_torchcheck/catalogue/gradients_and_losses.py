@@ -149,6 +149,8 @@ CHECKS: tuple[Check, ...] = (
             cost="shared by the loss checks",
         ),
         about="declaration",
+        needs=("loss", "targets"),
+        axes="once",
     ),
     *family(
         "losses.ignored",
@@ -159,6 +161,7 @@ CHECKS: tuple[Check, ...] = (
             cost="1 F + a backward through the loss only",
         ),
         about="declaration",
+        axes="once",
     ),
     *family(
         "losses.labels",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ...objects import trees
-from ...probes.loss.arguments import by_step
+from ...probes.loss.arguments import by_step, targets_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients, gradient_stats
@@ -248,9 +248,10 @@ def _same(one: _Tensors, two: _Tensors) -> bool:
 def blind_direction(subject: Subject) -> bool:
     """Say whether a step has a gradient along the very same line for the batch and for its first sample alone; cached.
 
-    The sample stands as often in the batch as there are samples: no size changes.
+    The sample stands as often in the batch as there are samples: no size changes. A step without targets may
+    draw its data by itself, as at the points of a differential equation.
     """
-    same = _first_alone(subject)
+    same = _first_alone(subject) if targets_of(subject.batch()) else None
     if same is None:
         return False
     try:

@@ -69,7 +69,10 @@ class Leaving:
         self._subject, self._model = subject, model
         self.strides = Strides(model)
         buffers = {name for name, _ in model.named_buffers()}
-        self._before = {n: m for n, m in marks(model).items() if n not in buffers}
+        # a scripted module shows no attributes that could be put back
+        scripted = any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
+        kept = {} if scripted else marks(model)
+        self._before = {n: m for n, m in kept.items() if n not in buffers}
         self._values = {n: kept_value(model, n) for n in self._before} if self._before else {}
         self._numbers = numbers_of(subject)
         if _saves_itself(model):
