@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import compiler
 from ...functions.discovery import is_compiled
 from ...objects import trees
 from ...state import seed_everything
@@ -92,7 +91,7 @@ class Leaving:
         put_back: tuple[str, ...] = ()
         remembered: tuple[str, ...] = ()
         by: tuple[str, ...] = ()
-        if not is_compiled(model) and not compiler.has_compiled():
+        if not is_compiled(model):
             try:
                 put_back = self._put_back(batch)
                 remembered, by = self._remembered(batch, kept)
