@@ -50,7 +50,7 @@ class BatchSource(Declared):
 
     @cached_property
     def of_inputs(self) -> BatchSource:
-        """The same inputs without targets, for runs that read none: those of a real batch may have no known shape at other sizes."""
+        """The same inputs without targets, whose shapes at other sizes may be unknown in a real batch."""
         if not is_fixed(self._batch) or not self.has_real or self._real_zero.targets is None:
             return self
         names = {name for spec in spec_leaves(self.inputs, "x").values() for name in spec.symbols()}

@@ -268,7 +268,9 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
 
 
 def batch_sizes(subject: Subject) -> Iterator[Finding]:
-    """Run the declared sizes, edges first, and single samples of sizes all over their ranges, in eval mode, a batch of one sample, and your step with a sample less.
+    """Run the declared sizes, edges first, a batch of one sample, and your step with a sample less.
+
+    Single samples of sizes all over their ranges run too, in eval mode.
 
     What a batch of another size leaves in the model must not change what the base batch gives after it.
     """

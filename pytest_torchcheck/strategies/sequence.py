@@ -111,7 +111,7 @@ def _spread(number: int, place: int, count: int) -> int:
 def assignments(
     source: BatchSource, seed: int = 0, *, max_elements: int = MAX_ELEMENTS
 ) -> Iterator[Sizes]:
-    """The sizes behind `examples`, each once; random ones end after as many failures to find a new one as there are sizes."""
+    """The sizes behind `examples`, each once; random ones end when no new one is found."""
     free = {name: span for name, span in source.widest().items() if not span.fixed}
     base = {name: size for name, size in source.complete(_real(source)).items() if name in free}
     limit = max(max_elements, elements(source, base) or 0)
@@ -178,7 +178,7 @@ def _ordered(free: Mapping[str, SizeRange], base: Sizes, rng: random.Random) -> 
 
 
 def _odd(free: Mapping[str, SizeRange]) -> Sizes:
-    """Sizes that are odd, prime where there are primes, and different, near the middle of small ranges and near 20 of large ones."""
+    """Odd, prime and different sizes, near the middle of small ranges and near 20 of large ones."""
     chosen: Sizes = {}
     for name, span in free.items():
         target = min((span.low + span.top) // 2, max(span.low + 5, 20))

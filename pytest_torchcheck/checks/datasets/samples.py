@@ -206,7 +206,7 @@ def unreadable(found: Survey) -> Finding:
 
 
 def dataset_labels(subject: Subject) -> Iterator[Finding]:
-    """Compare labels with what is declared, and with the dataset's own column of labels; see whether a replayed transform repeats."""
+    """Compare labels with those declared and with the dataset's own; see whether a replayed transform repeats."""
     if subject.contract.model is None or subject.contract.has_targets:
         unlike = in_data(naming.unlike_names, surveys(subject))
         if unlike is not None:
@@ -253,7 +253,7 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
 
 
 def _refusal(subject: Subject, dtype: torch.dtype) -> str:
-    """Return what torch says when the targets of a training step have this dtype; empty where it takes them, or no other."""
+    """Return what torch says to targets of this dtype in a step; empty where it takes them, or no other."""
     own = subject.batch()
     usual = next((p.dtype for p in subject.model.parameters() if p.is_floating_point()), dtype)
     if dtype == usual or not isinstance(own.targets, torch.Tensor):

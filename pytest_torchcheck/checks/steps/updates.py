@@ -110,7 +110,7 @@ optimizer."""
 
 
 def weights_update(subject: Subject) -> Iterator[Finding]:
-    """Compare every parameter before and after some steps with the user's optimizer, and look for later steps that skip it."""
+    """Compare every parameter before and after some steps; look for later steps that skip it."""
     trainable = {
         name: parameter
         for name, parameter in subject.named_parameters().items()

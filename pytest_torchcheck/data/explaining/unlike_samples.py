@@ -144,7 +144,7 @@ def _unlike_shapes(
 
 
 def _is_tail(survey: Survey, odd: validity.Deviation) -> bool:
-    """Say whether the samples of another shape are the last ones, smaller and smaller; a single one of many, smaller than all."""
+    """Say whether the samples of another shape are the last ones, ever smaller, or one smaller than all."""
     if survey.count is None:
         return False
     shapes = {

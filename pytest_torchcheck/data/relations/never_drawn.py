@@ -1,4 +1,4 @@
-"""A sampler of the user's own that never draws some samples, whatever the epoch: batches that stay short are dropped."""
+"""A sampler of the user's own that never draws some samples, whatever the epoch."""
 
 from __future__ import annotations
 

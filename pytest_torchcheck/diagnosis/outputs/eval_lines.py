@@ -193,7 +193,7 @@ def regrouping_line(subject: Subject, batch: Batch, size: int, wrong: int) -> Pl
 def keeping_lines(
     subject: Subject, *, train: bool = False, batch: Batch | None = None
 ) -> list[Culprit]:
-    """Return the attributes that a forward, of the base batch by default, binds anew or lengthens, and the lines that do."""
+    """Return the attributes that a forward binds anew or lengthens, and the lines that do."""
     found: dict[str, Culprit] = {}
     with subject.pristine() as model:
         seen = _attributes(model)

@@ -1,4 +1,4 @@
-"""Train and eval mode that compute something else, statistics that do not settle, randomness in eval mode, and what one call keeps for the next."""
+"""Modes that disagree, statistics that do not settle, randomness in eval mode, and what calls keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why what steps learn does not last: weights put back, decayed or forgotten, copies and checkpoints that stay behind."""
+"""Why what steps learn does not last: weights put back or decayed, copies that stay behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An average whose source and copy changed places, explained: the line that moves the trained weights after the optimizer."""
+"""An average whose source and copy changed places: the line that moves the trained weights."""
 
 from __future__ import annotations
 

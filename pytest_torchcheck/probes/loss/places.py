@@ -1,4 +1,4 @@
-"""What the gradient of a loss should follow, and what it should not: the targets, and the places of samples in a batch."""
+"""The gradient of a loss follows the targets, and not the places of samples in a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what the first training step does, later ones still do: asked again after more steps, and from the first weights."""
+"""Whether later training steps still do what the first one does."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _stays(norms: list[float]) -> bool:
 
 
 def decays_alone(subject: Subject, made: Trajectory) -> tuple[str, ...]:
-    """Return parameters that steps only shrink, of those whose gradients are no smaller than of others that follow theirs."""
+    """Return parameters that steps only shrink, though others follow gradients no larger than theirs."""
     names = made.left.decaying
     if not names:
         return ()

@@ -1,4 +1,4 @@
-"""How far each parameter goes in each of some steps, seen at a few of its elements, and what a forward alone does to it."""
+"""How far a few elements of each parameter go in each step, and what a forward does to them."""
 
 from __future__ import annotations
 
