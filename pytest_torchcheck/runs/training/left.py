@@ -79,7 +79,8 @@ class Leaving:
 
     def after(self, batch: Batch) -> Left:
         """Ask the trained model; its flags, and what its forwards write, are no longer those of the steps."""
-        model, decaying = self._model, self.strides.decaying()
+        model = self._model
+        decaying = tuple(n for n in self.strides.decaying() if self._only_scaled(n))
         now = marks(model)
         kept = tuple(n for n, mark in self._before.items() if now.get(n) != mark)
         numbers = tuple(
@@ -104,6 +105,16 @@ class Leaving:
             follows=self.strides.moved_freely(decaying) if decaying else {},
             resolutions={n: self.strides.resolution(n) for n in decaying},
         )  # fmt: skip
+
+    def _only_scaled(self, name: str) -> bool:
+        """Say whether a whole parameter is its first value times one number: inputs may be zero at a few columns."""
+        parameter = dict(self._model.named_parameters())[name]
+        then = self._subject.state.original(parameter)
+        if then is None or not parameter.is_floating_point():
+            return False
+        first, now = then.detach().double(), parameter.detach().double().to(then.device)
+        factor = (first * now).sum() / (first * first).sum()
+        return bool((now - factor * first).abs().max() <= 1e-5 * first.abs().max())
 
     def _put_back(self, batch: Batch) -> tuple[str, ...]:
         model = self._model
