@@ -103,7 +103,8 @@ def moved_by_order(subject: Subject) -> Reordered | None:
 def _by_number(target: torch.Tensor, size: int) -> bool:
     """Say whether a target may name samples by their places: pairs, or numbers that occur once."""
     pairs = sum(length == size for length in target.shape) > 1
-    whole = not target.is_floating_point() and target.dtype != torch.bool
+    real = target.is_floating_point() or target.is_complex()
+    whole = not real and target.dtype != torch.bool
     return pairs or (whole and len(target.unique()) == target.numel())
 
 
