@@ -91,6 +91,10 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     live = set(first.names("live"))
     dead = {name: kind_of(first.stats[name].kind) for name in first.stats if name not in live}
     dead = {name: kind for name, kind in dead.items() if not _needs_none(subject, name)}
+    if dead and subject.contract.train_step is None:
+        # zero-initialised heads, gates and LoRA come alive in the steps that were taken
+        for name in trajectory(subject).live:
+            dead.pop(name, None)
     _redrawn(dead, subject)
     if dead:
         _after_steps(subject, dead)

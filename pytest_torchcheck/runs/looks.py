@@ -50,12 +50,12 @@ def routed(subject: Subject, dead: set[str]) -> set[str]:
         for index in range(_ROUTES):
             stats = subject.gradients(index + 3, seed=index + 3).stats
             looks.append(frozenset(name for name in siblings if stats[name].kind == "live"))
-            suspects -= looks[-1]
-        reached = siblings & dead - suspects  # another batch reaches them after all
-        if len(set(looks)) > 1:
-            found |= suspects | reached
-        else:
-            found |= reached
+            suspects -= looks[-1]  # another batch reaches them after all
+            if looks[-1] != looks[0]:
+                suspects = set()  # some batches reach others: what is missing is routed
+            if not suspects:
+                break
+        found |= siblings & dead - suspects
     return found
 
 
@@ -74,6 +74,8 @@ def _live_in_another_instance(subject: Subject, dead: set[str]) -> set[str]:
                 loss.backward()
             stats = gradient_stats(model)
         found |= {name for name in dead if name in stats and stats[name].kind == "live"}
+        if found == dead:
+            break
     return found
 
 
@@ -93,8 +95,8 @@ def _chosen_otherwise(subject: Subject, names: set[str]) -> set[str]:
 def unreached(subject: Subject, names: set[str]) -> set[str]:
     """Name the parameters whose missing gradient is a matter of chance: routed elsewhere, or dead in this instance."""
     elsewhere = _chosen_otherwise(subject, names)
-    elsewhere |= routed(subject, names - elsewhere)
-    return elsewhere | _live_in_another_instance(subject, names - elsewhere)
+    elsewhere |= _live_in_another_instance(subject, names - elsewhere)
+    return elsewhere | routed(subject, names - elsewhere)
 
 
 def shared_shifts(subject: Subject, names: Collection[str]) -> set[str]:

@@ -47,6 +47,7 @@ _ONE_SIDED = (
 )
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
+_TOLD = 8  # so many parameters whose slope is another are looked for
 _SAMPLES = 3
 """Of two values a statistic over the batch keeps no more than which is larger, and passes no gradient on."""
 
@@ -327,14 +328,14 @@ def _wrong(
 ) -> dict[str, float]:
     """Measure parameters alone, the largest promises first; return the ratios that miss."""
     order = sorted(losses.promises, key=lambda name: -losses.promises[name])[:most]
-    found = {}
+    found: dict[str, float] = {}
     for name in order:
         promise = losses.promises[name]
-        if promise <= 1e-4 * promised:
+        if promise <= 1e-4 * promised or len(found) == _TOLD:
             break
-        ratio = losses.slope(step, loss, [name]).middle / promise
-        if abs(ratio - 1) > 3 * APART:
-            found[name] = ratio
+        slope = losses.slope(step, loss, [name], promised=promise, close=3 * APART)
+        if abs(slope.middle / promise - 1) > 3 * APART:
+            found[name] = slope.middle / promise
     return found
 
 
