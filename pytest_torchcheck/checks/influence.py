@@ -39,7 +39,7 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
     if not inputs:
         yield inconclusive("the model takes no tensor")
         return
-    moving = _moving(subject, inputs)
+    moving = _moving(subject, inputs.keys())
     moving |= _moving(subject, inputs.keys() - moving, awake=True)
     moot = [path for path in inputs if path not in moving]
     silent = {p for p in moot if inputs[p].is_floating_point() or inputs[p].is_complex()}

@@ -326,16 +326,24 @@ def _compared(losses: _Losses, found: Descent) -> Descent:
 def _wrong(
     losses: _Losses, loss: float, promised: float, step: float, most: int = 24
 ) -> dict[str, float]:
-    """Measure parameters alone, the largest promises first; return the ratios that miss."""
+    """Look for parameters whose slope misses, the largest promises first, by halves of what is left; return the ratios."""
     order = sorted(losses.promises, key=lambda name: -losses.promises[name])[:most]
+    large = [name for name in order if losses.promises[name] > 1e-4 * promised]
+    groups = [large] if large else []
     found: dict[str, float] = {}
-    for name in order:
-        promise = losses.promises[name]
-        if promise <= 1e-4 * promised or len(found) == _TOLD:
-            break
-        slope = losses.slope(step, loss, [name], promised=promise, close=3 * APART)
-        if abs(slope.middle / promise - 1) > 3 * APART:
-            found[name] = slope.middle / promise
+    while groups and len(found) < _TOLD:
+        names = groups.pop()
+        alone = len(names) == 1
+        promise = sum(losses.promises[name] for name in names)
+        close = 3 * APART if alone else APART
+        slope = losses.slope(step, loss, names, promised=promise, close=close)
+        if abs(slope.middle / promise - 1) <= close:
+            continue
+        if alone:
+            found[names[0]] = slope.middle / promise
+        else:
+            half = len(names) // 2
+            groups += [names[half:], names[:half]]
     return found
 
 
