@@ -21,7 +21,7 @@ _CLEAR: Final = 0.95
 """Share of the positions from which on labels count as a copy of the ids."""
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from ...batches import Batch
     from ...findings import Finding
@@ -29,15 +29,19 @@ if TYPE_CHECKING:
 
 
 def output_gradients(
-    subject: Subject, batch: Batch
+    subject: Subject, batch: Batch, dims: Container[int] = range(1, 99)
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
-    """Return the float outputs of a batch and the loss's gradient to each, or None where there is none."""
+    """Return the float outputs of a batch and the loss's gradient to each, or None where there is none.
+
+    Of a loss that the model computes, a backward may end at the outputs of so many dimensions.
+    """
     kinds = (True,) if subject.contract.loss == "output" else (False, True)
-    return next((made for own in kinds if (made := _gradients(subject, batch.clone(), own))), None)
+    made = (_gradients(subject, batch.clone(), own, dims) for own in kinds)
+    return next(filter(None, made), None)
 
 
 def _gradients(
-    subject: Subject, batch: Batch, own: bool
+    subject: Subject, batch: Batch, own: bool, dims: Container[int]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
     """Return outputs and gradients; of a loss that the model computes, its graph is that of the forward."""
     with subject.pristine() as model:
@@ -48,7 +52,9 @@ def _gradients(
         with torch.enable_grad():
             leaves = trees.floats(output)
             if own:
-                leaves = {path: t for path, t in leaves.items() if t.requires_grad and t.dim()}
+                leaves = {
+                    path: t for path, t in leaves.items() if t.requires_grad and t.dim() in dims
+                }
             for tensor in [] if own else leaves.values():
                 if tensor.is_inference() or not tensor.is_leaf:
                     return None
@@ -161,7 +167,8 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         kind = "the causal input is not" if promised else "no input whose tokens are the labels is"
         yield not_applicable(f"{kind} a batch of token ids")
         return
-    gradients = output_gradients(subject, batch)
+    # the keys and values that a model keeps for its next token have four dimensions
+    gradients = output_gradients(subject, batch, (2, 3)) or output_gradients(subject, batch)
     if gradients is None:
         yield inconclusive(
             "the gradient of the loss with respect to the outputs could not be computed"
