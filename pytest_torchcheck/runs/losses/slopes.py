@@ -307,9 +307,12 @@ def _compared(losses: _Losses, value: torch.Tensor, nodes: tuple[str, ...]) -> D
     found = Descent(loss=loss, promised=promised, slopes=start, nodes=nodes, narrow=narrow)
     if found.holds:
         return found
+    for step in sorted(others):  # kinks are passed by the larger ones
+        found = replace(found, slopes=(*found.slopes, losses.slope(step, loss)))
+        if found.holds:
+            return found
     steady = abs(float(losses.now().detach()) - loss) <= (1e-6 if narrow else _STEADY) * abs(loss)
-    further = [losses.slope(step, loss) for step in others]
-    found = replace(found, slopes=(*found.slopes, *further), steady=steady)
+    found = replace(found, steady=steady)
     if found.measured is None or not steady:
         return found
     return replace(found, random=losses.draws(), wrong=_wrong(losses, loss, promised, first))
