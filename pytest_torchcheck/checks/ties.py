@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from ..subject import Subject
 
+    State = dict[str, Any] | None
+    """What a checkpoint of the model gives when it is read; None where it cannot be."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
@@ -113,11 +116,12 @@ def check_ties(subject: Subject) -> Iterator[Finding]:
         return
     undone: list[tuple[Tie, str]] = []
     loose: list[str] = []
+    saved = _saved(subject)
     for what, operation in _OPERATIONS.items():
-        held = _after(subject, ties, operation)
+        held = _after(subject, ties, operation, saved)
         undone += [(tie, what) for tie, still in zip(ties, held, strict=True) if not still]
     for what, operation in _UNTYING.items():
-        if not all(_after(subject, ties, operation, by_object=True)):
+        if not all(_after(subject, ties, operation, saved, by_object=True)):
             loose.append(what)
     reported: set[tuple[str, str]] = set()
     for tie, what in undone:
@@ -226,46 +230,52 @@ def _replaced(subject: Subject, qualified: str, *, untied: bool) -> Location | N
 
 
 def _after(
-    subject: Subject, ties: list[Tie], operation: Any, *, by_object: bool = False
+    subject: Subject, ties: list[Tie], operation: Any, saved: State, *, by_object: bool = False
 ) -> list[bool]:
     """Return which ties hold after an operation; all of them where it cannot be done."""
     with subject.pristine(steps=True) as model:
-        done = operation(model)
+        done = operation(model, saved)
         return [done is None or is_tied(done, tie, by_object=by_object) for tie in ties]
 
 
-def _copied(model: nn.Module) -> nn.Module | None:
+def _copied(model: nn.Module, saved: State) -> nn.Module | None:
     try:
         return copy.deepcopy(model)
     except Exception:  # copy-and-pickle says so
         return None
 
 
-def _converted(model: nn.Module) -> nn.Module | None:
+def _converted(model: nn.Module, saved: State) -> nn.Module | None:
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     if dtype is None or wrapped_tensor(model) is not None:
         return None  # what shards the parameters keeps tensors of their old dtype
     return model.to(torch.float32 if dtype == torch.float64 else torch.float64)
 
 
-def _loaded(model: nn.Module, *, assign: bool = False) -> nn.Module | None:
+def _saved(subject: Subject) -> State:
+    """Save the model, and read that back."""
     try:
-        model.load_state_dict(through_file(model.state_dict())[0], strict=False, assign=assign)
-    except (
-        CheckpointError,
-        RuntimeError,
-        TypeError,
-        NotImplementedError,
-    ):  # state-dict-roundtrip says so
+        with subject.pristine() as model:
+            return through_file(model.state_dict())[0]
+    except (*_REFUSED, CheckpointError):
+        return None
+
+
+def _loaded(model: nn.Module, saved: State, *, assign: bool = False) -> nn.Module | None:
+    if saved is None:
+        return None
+    try:
+        model.load_state_dict(copy.copy(saved), strict=False, assign=assign)
+    except _REFUSED:
         return None
     return model
 
 
-def _assigned(model: nn.Module) -> nn.Module | None:
-    return _loaded(model, assign=True)
+def _assigned(model: nn.Module, saved: State) -> nn.Module | None:
+    return _loaded(model, saved, assign=True)
 
 
-def _materialised(model: nn.Module) -> nn.Module | None:
+def _materialised(model: nn.Module, saved: State) -> nn.Module | None:
     home = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
         return model.to("meta").to_empty(device=home)
@@ -273,6 +283,7 @@ def _materialised(model: nn.Module) -> nn.Module | None:
         return None
 
 
+_REFUSED = (RuntimeError, TypeError, NotImplementedError)  # state-dict-roundtrip says so
 _OPERATIONS = {"deepcopy": _copied, "to(dtype)": _converted, "load_state_dict": _loaded}
 _UNTYING = {"load_state_dict(assign=True)": _assigned, "to_empty()": _materialised}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..record.applied import Applied
-from ..record.modes import Kernels
+from ..record.operators import Operators
 from ..sources import of_frame, of_object, rank
 from .binding import linked_arguments
 from .calls import is_float
@@ -93,7 +93,7 @@ def record_functions(run: Callable[[], Any]) -> list[RecordedCall]:
     """Run something and record every custom Function and operator that it applies.
 
     Each call of ``Function.apply`` is seen, however its bound method was stored, with or without
-    gradients, inside torch's own code or not. Operators are seen by a dispatch mode.
+    gradients, inside torch's own code or not. Operators are seen where Python calls them.
 
     Args:
         run: Called once, without arguments.
@@ -155,12 +155,12 @@ class _Recorder:
         self.calls: list[RecordedCall] = []
         self.twice: set[Any] = set()
         self._applications = Applied(self._applied, self._differentiated)
-        self._operators = Kernels(self._operator)
+        self._operators = Operators(self._operator, _TORCH)
         self._seen: dict[tuple[Any, ...], set[int]] = {}
 
     def __enter__(self) -> Self:
         self._open = ExitStack()
-        if _has_custom_operators():  # a mode costs more than a small kernel
+        if _has_custom_operators():
             self._open.enter_context(self._operators)
         self._open.enter_context(self._applications)
         return self

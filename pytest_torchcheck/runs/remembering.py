@@ -18,7 +18,7 @@ from .outputs import gap
 from .saving import perturb, saved_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from torch import nn
 
@@ -164,14 +164,30 @@ def _evaluate(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
 
 def kept_value(model: nn.Module, path: str) -> Any:
     """Return a copy of an attribute or buffer that later writes do not reach; of containers a shallow one."""
-    owner, _, key = path.rpartition(".")
-    module = model.get_submodule(owner)
-    value = module._buffers.get(key, vars(module).get(key, _ABSENT))
-    if value is _ABSENT and path in (outer := outer_containers(model)):
-        return shallow(outer[path])
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return copy.copy(value) if isinstance(value, list | dict | set | deque) else value
+    return kept_values(model, (path,))[path]
+
+
+def kept_values(model: nn.Module, paths: Iterable[str]) -> dict[str, Any]:
+    """Return what :func:`kept_value` returns, of many attributes."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    outer: dict[str, Any] | None = None
+    found = {}
+    for path in paths:
+        owner, _, key = path.rpartition(".")
+        value: Any = _ABSENT
+        if (module := modules.get(owner)) is not None:
+            value = module._buffers.get(key, vars(module).get(key, _ABSENT))
+        if value is _ABSENT:
+            outer = outer_containers(model) if outer is None else outer
+            if path in outer:
+                found[path] = shallow(outer[path])
+                continue
+        if isinstance(value, torch.Tensor):
+            value = value.detach().clone()
+        elif isinstance(value, list | dict | set | deque):
+            value = copy.copy(value)
+        found[path] = value
+    return found
 
 
 _ABSENT = object()

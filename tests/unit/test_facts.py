@@ -339,7 +339,7 @@ def test_the_first_step_is_watched_and_shows_what_a_step_of_its_own_shows():
     made = trajectory(subject)
     assert {"observation", "loss"} <= set(subject.cache)
     again = steps._steps(other, later_batch(other, few=True))
-    assert made == dataclasses.replace(again, few=made.few)
+    assert made == dataclasses.replace(again, few=made.few, live_bytes=made.live_bytes)
     assert not {"observation", "loss"} & set(other.cache)
     assert subject.gradients() == other.gradients()
     seen, own = observe(subject), observe(other)
@@ -385,7 +385,7 @@ def test_a_model_that_making_the_optimizer_changes_is_watched_by_itself(optimize
     subject = trained(optimizer)
     other, made = trained(optimizer), trajectory(subject)
     again = steps._steps(other, later_batch(other, few=True))
-    assert made == dataclasses.replace(again, few=made.few)
+    assert made == dataclasses.replace(again, few=made.few, live_bytes=made.live_bytes)
     assert not {"observation", "loss"} & set(subject.cache)
 
 

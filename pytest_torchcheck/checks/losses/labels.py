@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -13,32 +14,39 @@ from ...probes.loss.own import labels_of
 from ...runs.losses.consumption import Consumed, evidence
 from ...specs import Labels, Mask
 from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from ..promised import find_input
 from .answers import answer_seen
 
 _CLEAR: Final = 0.95
 """Share of the positions from which on labels count as a copy of the ids."""
+_MANY: Final = 48
+"""Tokens that are enough to tell so."""
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from ...batches import Batch
     from ...findings import Finding
     from ...subject import Subject
 
+    Gradients = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+
 
 def output_gradients(
-    subject: Subject, batch: Batch
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
-    """Return the float outputs of a batch and the loss's gradient to each, or None where there is none."""
+    subject: Subject, batch: Batch, dims: Container[int] = range(1, 99)
+) -> Gradients | None:
+    """Return the float outputs of a batch and the loss's gradient to each, or None where there is none.
+
+    Of a loss that the model computes, a backward may end at the outputs of so many dimensions.
+    """
     kinds = (True,) if subject.contract.loss == "output" else (False, True)
-    return next((made for own in kinds if (made := _gradients(subject, batch.clone(), own))), None)
+    made = (_gradients(subject, batch.clone(), own, dims) for own in kinds)
+    return next(filter(None, made), None)
 
 
-def _gradients(
-    subject: Subject, batch: Batch, own: bool
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
+def _gradients(subject: Subject, batch: Batch, own: bool, dims: Container[int]) -> Gradients | None:
     """Return outputs and gradients; of a loss that the model computes, its graph is that of the forward."""
     with subject.pristine() as model:
         model.train()
@@ -48,7 +56,9 @@ def _gradients(
         with torch.enable_grad():
             leaves = trees.floats(output)
             if own:
-                leaves = {path: t for path, t in leaves.items() if t.requires_grad and t.dim()}
+                leaves = {
+                    path: t for path, t in leaves.items() if t.requires_grad and t.dim() in dims
+                }
             for tensor in [] if own else leaves.values():
                 if tensor.is_inference() or not tensor.is_leaf:
                     return None
@@ -161,12 +171,47 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         kind = "the causal input is not" if promised else "no input whose tokens are the labels is"
         yield not_applicable(f"{kind} a batch of token ids")
         return
-    gradients = output_gradients(subject, batch)
+    some, gradients, verdict = ids[:2], None, None
+    if (few := _few(subject, batch, ids, repeated)) is not None:
+        with contextlib.suppress(SubjectError):  # what runs with the whole batch alone
+            gradients = _pulls(subject, few)
+            verdict = _shift_of(subject, some, gradients, bool(promised), repeated)
+    if verdict is None or verdict.status != "passed":  # two samples mostly settle it
+        some, gradients = ids, _pulls(subject, batch)
+        verdict = _shift_of(subject, ids, gradients, bool(promised), repeated)
+    if verdict.status == "passed" and gradients and not promised and repeated is not None:
+        verdict = answer_seen(subject, ids, _trained_everywhere(gradients[1], some)) or verdict
+    yield verdict
+
+
+def _few(
+    subject: Subject, batch: Batch, ids: torch.Tensor, repeated: tuple[str, torch.Tensor] | None
+) -> Batch | None:
+    """Return two samples where these have many tokens and no position of the batch is left out of the labels."""
+    if subject.contract.batch_dim != 0 or ids[:2].numel() < _MANY:
+        return None
+    if repeated is not None and bool((labels_of(batch)[repeated[0]] < 0).any()):
+        return None
+    return subject.few(batch, aligned=True)
+
+
+def _pulls(subject: Subject, batch: Batch) -> Gradients | None:
+    # the keys and values that a model keeps for its next token have four dimensions
+    return output_gradients(subject, batch, (2, 3)) or output_gradients(subject, batch)
+
+
+def _shift_of(
+    subject: Subject,
+    ids: torch.Tensor,
+    gradients: Gradients | None,
+    promised: bool,
+    repeated: tuple[str, torch.Tensor] | None,
+) -> Finding:
+    """Judge one batch."""
     if gradients is None:
-        yield inconclusive(
+        return inconclusive(
             "the gradient of the loss with respect to the outputs could not be computed"
         )
-        return
     found: dict[str, tuple[int, float, int]] = {}
     for path, grad in gradients[1].items():
         wanted = _pulled(trees.dense(grad), ids)
@@ -178,12 +223,8 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         repeats = best != 1 and shares[1] >= shares[best]
         found[path] = (1 if repeats else best, shares[best], int(counts.sum()))
         if repeats:
-            yield inconclusive("the text repeats, so the shift cannot be determined")
-            return
-    verdict = _shift_verdict(subject, found, bool(promised), repeated[0] if repeated else "targets")
-    if verdict.status == "passed" and not promised and repeated is not None:
-        verdict = answer_seen(subject, ids, _trained_everywhere(gradients[1], ids)) or verdict
-    yield verdict
+            return inconclusive("the text repeats, so the shift cannot be determined")
+    return _shift_verdict(subject, found, promised, repeated[0] if repeated else "targets")
 
 
 def _shift_verdict(

@@ -84,6 +84,11 @@ class LiveBytes(KernelObserver):
         for tensor in tensors:
             self._see(tensor)
 
+    def beyond(self, known: Iterable[Any]) -> int:
+        """Return the count now without these storages."""
+        own = {storage._cdata for storage in known} & self._known.keys()
+        return self.live - sum(self._known[address].size for address in own)
+
     def _see(self, out: Any) -> None:
         if isinstance(out, Tensor):
             for storage in storages(out):

@@ -13,7 +13,7 @@ from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ..facts import copied, marks
 from ..outputs import gap
-from ..remembering import kept_value, put_value
+from ..remembering import kept_values, put_value
 from .counting import numbers_of
 from .strides import Strides, sampled
 
@@ -72,7 +72,7 @@ class Leaving:
         scripted = any(isinstance(m, torch.jit.ScriptModule) for m in model.modules())
         kept = {} if scripted else marks(model)
         self._before = {n: m for n, m in kept.items() if n not in buffers}
-        self._values = {n: kept_value(model, n) for n in self._before} if self._before else {}
+        self._values = kept_values(model, self._before)
         self._numbers = numbers_of(subject)
         if _saves_itself(model):
             _saved(model)  # as a first checkpoint does
@@ -84,7 +84,9 @@ class Leaving:
         now = marks(model)
         kept = tuple(n for n, mark in self._before.items() if now.get(n) != mark)
         numbers = tuple(
-            n for n in kept if isinstance(kept_value(model, n), int | float) and n in self._values
+            n
+            for n, value in kept_values(model, kept).items()
+            if isinstance(value, int | float) and n in self._values
         )
         counted = numbers_of(self._subject)
         numbers += tuple(n for n, value in counted.items() if self._numbers.get(n) != value)
@@ -138,7 +140,7 @@ class Leaving:
             return (), ()
         if gap(self._evaluated(batch), first) is not None:
             return (), ()  # random
-        trained = {name: kept_value(model, name) for name in kept}
+        trained = kept_values(model, kept)
         for name in kept:
             put_value(model, name, self._values[name])
         wrong = gap(self._evaluated(batch), first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,8 @@ from ...loop.closures import carried_graphs
 from ...loop.traces.rebound_parameters import Rebinding, is_trained
 from ...objects import trees
 from ...probes.holding.leaks import count_hooks
-from ...probes.holding.live_bytes import LiveBytes
 from ...probes.recorded.watch import version_of
 from ...state import seed_everything
-from ...stepping import take_step
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients, gradient_stats
 from ...subject.optimizers import (
@@ -32,11 +29,12 @@ from ...subject.optimizers import (
 )
 from ...subject.remembered import remembered
 from .few import later_batch, seed_of
+from .kept_bytes import KeptBytes
 from .left import Leaving, Left
 from .observation import Watched, change_of, checksums, digests, first_drop, largest_of, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from ...batches import Batch
     from ...subject import Subject
@@ -174,6 +172,11 @@ class _Sight:
         losses = subject.contract.loss is not None
         return cls(Watched(subject, model, losses=losses), _attributes(model))
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether the forward changed nothing that the model holds outside of its state dict."""
+        return not self.seen.observation().changed
+
     def passes(self, model: nn.Module, batch: Batch) -> tuple[Any, torch.Tensor]:
         """Do what :meth:`Subject.passes` does."""
         if _attributes(model) != self.before:
@@ -240,8 +243,7 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
         writes: dict[str, tuple[int, int | None]] = {}  # after the first step
         seen: set[str] = set()
         error: SubjectError | None = None
-        counter = LiveBytes()
-        live_bytes: list[int] = []
+        kept = KeptBytes()
         hooks: list[int] = []
         warmed, step = False, 0
         end, last = None, 0
@@ -261,14 +263,14 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
                 warmed = _raise_rates(optimizers) or warmed
             seed_everything(seed_of(subject, step))
             try:
-                with counter if step else contextlib.nullcontext():
+                with kept.counting(step):
                     value = subject.train_step(
                         model,
                         made,
                         (later if step else subject.batch()).clone(),
                         look=None if step or losses else look,
                         passes=None if sight is None or step or losses else sight.passes,
-                        apply=_uncounted(counter) if step else take_step,
+                        apply=kept.apply(step),
                     )
             except SubjectError as raised:
                 error = raised
@@ -279,8 +281,9 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             states.append(tuple(sum(map(bool, o.state.values())) for o in optimizers))
             rebinding.look()
             leaving.strides.look(model)
-            if step:
-                live_bytes.append(counter.live)
+            if sight is not None and not step and sight.unchanged:
+                kept.only_last()
+            kept.look(step, trained_of(model, optimizers))
             hooks.append(count_hooks(model).total())
             rates.append(rate)
             writes = writes or {n: (id(p), version_of(p)) for n, p in model.named_parameters()}
@@ -332,27 +335,17 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
     return Trajectory(
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
-        live_bytes=tuple(live_bytes), hooks=tuple(hooks), rebound=rebound, carries=carries, end=None if warmed else end, end_after=last, resting=resting, left=left,
+        live_bytes=tuple(kept.live), hooks=tuple(hooks), rebound=rebound, carries=carries, end=None if warmed else end, end_after=last, resting=resting, left=left,
         first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None, forgets=first_drop(states),
     )  # fmt: skip
 
 
-def _uncounted(counter: LiveBytes) -> Callable[[Any, Callable[[], torch.Tensor]], None]:
-    """Make what takes an optimizer's step, and does not count those of torch's own: they add nothing after the first.
-
-    They call many small kernels for each parameter, and the count costs more than these.
-    """
-
-    def apply(optimizer: Any, closure: Callable[[], torch.Tensor]) -> None:
-        own = type(optimizer).__module__.startswith("torch.optim.")
-        hooked = getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(
-            optimizer, "_optimizer_step_post_hooks", None
-        )
-        known = own and not hooked and not isinstance(optimizer, torch.optim.LBFGS)
-        with counter.paused() if known else contextlib.nullcontext():
-            take_step(optimizer, closure)
-
-    return apply
+def trained_of(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    """Iterate over what a step may give a gradient: the parameters, and what else the optimizers hold."""
+    yield from model.parameters()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
 
 
 def _raise_rates(optimizers: list[torch.optim.Optimizer]) -> bool:

@@ -44,18 +44,27 @@ class Strides:
             if p.is_floating_point()
         }
 
+        self._moves: dict[str, list[float]] = {name: [] for name in self._at[0]}
+
     def look(self, model: nn.Module) -> None:
         """Take the values after a step."""
-        self._at.append(sampled(model))
+        before, now = self._at[-1], sampled(model)
+        self._at.append(now)
+        both = [
+            n for n in self._moves if n in before and n in now and before[n].shape == now[n].shape
+        ]
+        moved: dict[str, float] = {}
+        if both:
+            then, after = (torch.cat([at[n] for n in both]) for at in (before, now))
+            sizes = [before[n].numel() for n in both]
+            changes = (after - then).abs_().split(sizes)
+            moved = dict(zip(both, (float(change.max()) for change in changes), strict=True))
+        for name, moves in self._moves.items():
+            moves.append(moved.get(name, math.nan))
 
     def moves(self, name: str) -> list[float]:
         """Return the largest change of each step."""
-        rows = [at.get(name) for at in self._at]
-        return [
-            float((b - a).abs().max()) if a is not None and b is not None and a.shape == b.shape
-            else math.nan
-            for a, b in itertools.pairwise(rows)
-        ]  # fmt: skip
+        return self._moves[name]
 
     def fading(self) -> tuple[str, ...]:
         """Return what moves in the first step, and in no later one by more than a ten-thousandth of that."""
