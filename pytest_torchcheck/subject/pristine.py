@@ -21,7 +21,7 @@ from ..objects.modes import give_modes, has_modes, own_trains
 from ..state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
 from .building import cast_floats, materialised, require_hashable, wrapped_tensor
 from .errors import Phase, SubjectError, UnmeasurableError
-from .graphs import Graphs
+from .graphs import Graphs, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -382,7 +382,7 @@ class PristineModel:
         """Call the model with a batch as it is."""
         deadline.keep()
         with self.phase("forward", batch, lambda: self.contract.invoke(model, batch)):
-            return self.graphs.call(model, lambda: self.contract.invoke(model, batch))
+            return opened(self.graphs.call(model, lambda: self.contract.invoke(model, batch)))
 
 
 def batch_identity(batch: Batch) -> tuple[Any, ...]:
