@@ -193,6 +193,10 @@ def checked_dataset(dataset: Any) -> Any:
         return None
     parts = dataset.values() if isinstance(dataset, Mapping) else (dataset,)
     for part in parts:
+        if isinstance(part, type):
+            raise DeclarationError(
+                f"dataset: must be a dataset, and {part.__name__} is a class; write {part.__name__}(...)"
+            )
         if not (hasattr(part, "__getitem__") or hasattr(part, "__iter__")):
             raise DeclarationError(
                 "dataset: must have __getitem__ and __len__ (map style) or __iter__, or be a dict of such; "
