@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from . import sources
+from .interrupts import UserCodeError
+from .objects import trees
 from .record.modes import UnobservableError
 from .text.printable import message_of
 
@@ -105,6 +107,28 @@ def unwritable_parameter(error: BaseException, subjects: Iterable[Subject]) -> s
     if not names:
         return None
     return f"{names[0]} was created under torch.inference_mode, so that no step can update it"
+
+
+def refused_output(subjects: Iterable[Subject]) -> str | None:
+    """Say which output is of a class of tensors that refuses what every comparison asks of a tensor.
+
+    Args:
+        subjects: With one of them a check failed.
+    """
+    for subject in subjects:
+        try:
+            output = None if subject._model is None else subject.forward()
+        except UserCodeError:
+            continue
+        for path, tensor in trees.floats(output).items():
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                continue
+            try:
+                trees.same(tensor, tensor.detach().clone())
+            except (TypeError, RuntimeError, AttributeError, ValueError) as error:
+                said = message_of(error).strip().partition("\n")[0][:100]
+                return f"{path} is a {type(tensor).__name__}, which cannot be compared: {said}"
+    return None
 
 
 def _is_own(frame: FrameType) -> bool:

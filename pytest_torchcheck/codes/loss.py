@@ -17,6 +17,7 @@ partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
 disconnected = One("diagnosis.loss.consumed:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")
 hot_start = One("diagnosis.loss.at_start:hot_start")
+hidden_nan = One("diagnosis.loss.hidden_nan:hidden_nan", "nan-hidden", doubtful=True)
 labels_as_numbers = One(
     "diagnosis.loss.wrong_input:labels_as_numbers", "labels-as-numbers", doubtful=True
 )

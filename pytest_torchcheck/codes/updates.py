@@ -22,6 +22,7 @@ remembered = One("diagnosis.training.lasting:remembered", "training-remembered",
 stale_copy = One("diagnosis.training.lasting:stale_copy", "copy-stale", doubtful=True)
 stale_state = One("diagnosis.training.lasting:stale_state", "state-stale")
 stops_training = One("diagnosis.training.lasting:stops_training", "weight-stops")
+untaught = One("diagnosis.training.untaught:untaught", "weight-untaught")
 unused_call = One("diagnosis.training.lasting:unused_call", "batch-unused")
 
 compared_whole = Maybe("diagnosis.training.whole_names:compared_whole", "names-compared-whole")
@@ -46,7 +47,8 @@ ENTAILS = (
         "a checkpoint of old weights resumes from them",
     ),
     rule(
-        "repeatable-steps/weight-stops weights-update/weight-only-decays weights-update/weight-stops",
+        "repeatable-steps/weight-stops weights-update/weight-only-decays weights-update/weight-stops "
+        "weights-update/weight-untaught",
         STUCK,
         "model",
         "a part of the model is not trained",

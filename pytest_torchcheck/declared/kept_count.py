@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import linecache
+import sys
 import weakref
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ..contracts import Contract
     from ..findings import Location
 
@@ -40,13 +46,28 @@ class Log:
     def note(self, contract: Contract, location: Location | None) -> None:
         """Note a contract that was declared."""
         if self.kept and location is not None:
-            self.declarations.append(Declaration(contract, location))
+            self.declarations.append(Declaration(contract, _at_import(location)))
 
     def use(self, contract: object) -> None:
         """Note that a contract is run or collected."""
         for declaration in self.declarations:
             if declaration.is_of(contract):
                 declaration.used = True
+
+
+def _at_import(location: Location) -> Location:
+    """Return the line of a module or class body that has a contract declared: a function of the user's may do so for it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function
+        frame = frame.f_back
+    if frame is None or (frame.f_code.co_filename, frame.f_lineno) == (
+        location.file,
+        location.line,
+    ):
+        return location
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(file, line).strip()
+    return dataclasses.replace(location, file=file, line=line, text=text, function="")
 
 
 LOG: Final = Log()

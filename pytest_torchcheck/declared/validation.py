@@ -193,6 +193,9 @@ def checked_dataset(dataset: Any) -> Any:
         return None
     parts = dataset.values() if isinstance(dataset, Mapping) else (dataset,)
     for part in parts:
+        if isinstance(part, type):
+            name = part.__name__
+            raise DeclarationError(f"dataset: {name} is a class; write {name}(...)")
         if not (hasattr(part, "__getitem__") or hasattr(part, "__iter__")):
             raise DeclarationError(
                 "dataset: must have __getitem__ and __len__ (map style) or __iter__, or be a dict of such; "

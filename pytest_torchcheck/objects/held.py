@@ -35,8 +35,8 @@ def keeper(value: Any) -> Callable[[], None] | None:
 
     Args:
         value: A generator of torch, numpy or random (not one of the process, which is put back with
-            the process), an array of numpy that may be written to, a ``bytearray``, an
-            ``array.array`` or a file that can be read from any place.
+            the process), an array of numpy that may be written to, a ``bytearray``, a view of
+            memory, an ``array.array`` or a file that can be read from any place.
     """
     if isinstance(value, torch.Generator):
         state = value.get_state()
@@ -49,6 +49,9 @@ def keeper(value: Any) -> Callable[[], None] | None:
     if isinstance(value, bytearray | array.array):
         items = value[:]
         return lambda: _refill(value, items)
+    if isinstance(value, memoryview) and value.contiguous and not value.readonly:
+        octets, seen = value.cast("B"), value.tobytes()
+        return lambda: _refill(octets, seen)
     if isinstance(value, io.IOBase):
         return _of_file(value)
     return _of_numpy(value)

@@ -149,7 +149,7 @@ class Forgotten(_Watch):
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Write the line."""
         files = self._elsewhere or [place.file for place in self.unused()]
-        if not files or self._config.get_verbosity() < 0:
+        if not files or self._config.get_verbosity() < -1:
             return
         names = list(dict.fromkeys(os.path.relpath(file) for file in files))
         where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")

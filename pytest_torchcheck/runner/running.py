@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from .. import compiler, deadline, outcomes, sources, spending, verdicts
 from ..adapters import LoopUnavailableError
-from ..blame import compiled_by_itself, raised_by_observer, unsupported_on, unwritable_parameter
+from ..blame import (
+    compiled_by_itself,
+    raised_by_observer,
+    refused_output,
+    unsupported_on,
+    unwritable_parameter,
+)
 from ..codes import folding, undecided
 from ..declared.names import UnknownNameError
 from ..findings import Finding, Location, Report
@@ -289,7 +295,7 @@ class Runner:
                     verdicts.inconclusive(reason, code=undecided.NOT_MEASURABLE),
                 )
             if error.phase != "promise" and raised_by_observer(error.error):
-                return (*_acting(found), outcomes.internal(case.check.name, error.error, found))
+                return (*_acting(found), self._failed(case, error.error, found))
             return (*_acting(found), self.crash(case, error, subject))
         except LoopUnavailableError as error:
             return (
@@ -305,8 +311,14 @@ class Runner:
                 )
             if os.environ.get("TORCHCHECK_DEBUG"):
                 raise
-            return (*_acting(found), outcomes.internal(case.check.name, error, found))
+            return (*_acting(found), self._failed(case, error, found))
         return tuple(found)
+
+    def _failed(self, case: Case, error: BaseException, found: list[Finding]) -> Finding:
+        """Return what an error of a check is: a defect of this package, but where the model returns what no check can read."""
+        if refused := refused_output(self._subjects.values()):
+            return verdicts.inconclusive(refused, code=undecided.NOT_MEASURABLE)
+        return outcomes.internal(case.check.name, error, found)
 
     def _not_put_back(self) -> tuple[Finding, ...]:
         """Say once what the model has read that no check can put back for the next run."""

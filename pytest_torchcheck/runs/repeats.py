@@ -33,10 +33,10 @@ def differing_generators(subject: Subject) -> dict[str, tuple[Any, Any]]:
     Returns:
         The model's generator, and the state that the other model's has, by name.
     """
-    if not subject.contract.is_factory or not (mine := subject.state.random):
+    if not subject.contract.is_factory or not (mine := [one for one, _ in subject.state.random]):
         return {}
     with isolated():
-        theirs = ModuleState(subject.build()).random
+        theirs = [one for one, _ in ModuleState(subject.build()).random]
     return {
         subject.state.name_of(one, "a generator"): (one, state)
         for one, two in zip(mine, theirs, strict=False)

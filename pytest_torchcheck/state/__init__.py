@@ -8,6 +8,7 @@ from .devices import is_range_error as is_range_error
 from .isolation import isolated as isolated
 from .isolation import randomness_kept as randomness_kept
 from .modules import ModuleState as ModuleState
+from .seeds import own_generators as own_generators
 from .seeds import seed_everything as seed_everything
 from .seeds import seed_process as seed_process
 from .seeds import seed_torch as seed_torch

@@ -83,7 +83,7 @@ class ModuleState:
         self._unkept: list[Unkept] = []
         self._looked = 0
         self._cells: list[tuple[types.CellType, Any]] = []
-        self.random: list[Any] = []  # generators of random numbers that it holds
+        self.random: list[tuple[Any, Any]] = []  # generators that it holds, and their states
         self._scripts: list[_ScriptState] = []
         self._tensors: dict[int, TensorState] = {}
         self._parameters: list[TensorState] = []
@@ -245,8 +245,8 @@ class ModuleState:
             return within(thing)
         if (put_back := keeper(thing)) is not None:
             self._kept.append(put_back)
-            if random_state(thing) is not None:
-                self.random.append(thing)
+            if (drawn := random_state(thing)) is not None:
+                self.random.append((thing, drawn))
             return items_of(thing)
         if is_iterator(thing) and (then := copied(thing)) is not None:
             self._iterators[id(thing)] = then

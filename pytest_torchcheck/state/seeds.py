@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.deterministic
+
+from ..objects.held import random_state, set_random_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_own: list[tuple[int, Any, Any]] = []
+"""Generators that the model of the run holds: the run's seed, the generator, its state then."""
 
 
 def seed_torch(seed: int) -> None:
@@ -29,7 +39,43 @@ def seed_process(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed torch on every device, random, and numpy where it is loaded."""
+def seed_everything(seed: int, *, own: bool = True) -> None:
+    """Seed torch on every device, random, numpy where it is loaded, and the model's own generators within a run.
+
+    Args:
+        seed: The seed.
+        own: Those of the model too; without them a copy of the model has them as they were found.
+    """
     seed_torch(seed)
     seed_process(seed)
+    for place, (base, generator, state) in enumerate(_own if own else ()):
+        set_random_state(generator, state if seed == base else _seeded(generator, seed + place))
+
+
+@contextlib.contextmanager
+def own_generators(seed: int, held: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Let the generators that a model holds follow :func:`seed_everything`, as those of the process do.
+
+    Two calls after the same seed draw the same, and one after another seed draws something else.
+
+    Args:
+        seed: With this one they begin as they were found.
+        held: Each of them, and its state as it was found.
+    """
+    before = list(_own)
+    _own[:] = [(seed, generator, state) for generator, state in held]
+    try:
+        yield
+    finally:
+        _own[:] = before
+
+
+def _seeded(generator: Any, seed: int) -> Any:
+    """Return the state that a new generator of the same kind has."""
+    if isinstance(generator, torch.Generator):
+        return torch.Generator(generator.device).manual_seed(seed).get_state()
+    if isinstance(generator, random.Random):
+        return random.Random(seed).getstate()
+    if hasattr(generator, "bit_generator"):
+        return type(generator.bit_generator)(seed).state
+    return random_state(type(generator)(seed % 2**32))

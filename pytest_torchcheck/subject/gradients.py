@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
 from ..objects import trees
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_PICKED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +27,8 @@ class GradStat:
         kind: ``none``; ``zero`` when every element is exactly 0; ``live`` otherwise.
         norm: Euclidean norm; NaN or infinite where the gradient is.
         finite: Whether every element is finite.
+        picked: Of a weight, some elements, divided by the norm: multiples of each other for two gradients
+            along one line.
     """
 
     name: str
@@ -28,6 +36,7 @@ class GradStat:
     norm: float = 0.0
     finite: bool = True
     sparse: bool = False
+    picked: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +115,7 @@ def _stat(name: str, grad: torch.Tensor | None, norm: float | None) -> GradStat:
     if grad.device.type == "meta":
         return GradStat(name=name, kind="live", norm=float("nan"), sparse=sparse)
     if norm is not None and 0.0 < norm < math.inf:
-        return GradStat(name=name, kind="live", norm=norm)
+        return GradStat(name=name, kind="live", norm=norm, picked=_picked(grad, norm))
     values = grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
     if norm is None:
         norm = float(torch.linalg.vector_norm(trees.dense(values).flatten(), dtype=_wide(values)))
@@ -121,5 +130,65 @@ def _stat(name: str, grad: torch.Tensor | None, norm: float | None) -> GradStat:
     )
 
 
+def _picked(grad: torch.Tensor, norm: float) -> tuple[float, ...]:
+    """Return a few elements of a weight's gradient, none of a vector's or of a weight with fewer elements."""
+    if grad.dim() < 2 or grad.numel() < _PICKED:
+        return ()
+    return tuple(x / norm for x in _some(grad))
+
+
+def _some(tensor: torch.Tensor) -> list[float]:
+    places = [(tensor.numel() - 1) * i // (_PICKED - 1) for i in range(_PICKED)]
+    found: list[float] = tensor.detach().view(-1)[places].tolist()
+    return found
+
+
 def _wide(values: torch.Tensor) -> torch.dtype | None:
     return torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
+
+
+class OneLine:
+    """Follows which weights have a gradient along one line in every step, or along themselves, beside others.
+
+    Args:
+        model: Before the first step.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._weights = {
+            name: _some(p)
+            for name, p in model.named_parameters()
+            if p.requires_grad and p.dim() > 1 and p.numel() >= _PICKED and _is_plain(p.detach())
+        }
+        self._first: dict[str, tuple[float, ...]] = {}
+        self._kept: set[str] = set()
+        self._radial: set[str] = set()
+        self._turned = False
+
+    def look(self, stats: dict[str, GradStat]) -> None:
+        """See the gradients of a step."""
+        now = {name: stat.picked for name, stat in stats.items() if any(stat.picked)}
+        if not self._first:
+            self._first, self._kept = now, set(now)
+            own = self._weights.keys() & now.keys()
+            self._radial = {name for name in own if _like(self._weights[name], now[name])}
+            return
+        known = self._first.keys() & now.keys()
+        kept = {name for name in self._kept & now.keys() if _like(self._first[name], now[name])}
+        self._turned = self._turned or bool(known - kept)
+        self._kept = kept
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The weights; none where all keep their line, as where nothing moves."""
+        radial = self._radial if len(self._radial) < len(self._first) else set()
+        return frozenset(radial | (self._kept if self._turned else set()))
+
+
+def _like(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Say whether two selections are multiples of each other, up to what float32 rounds."""
+    most = max(range(len(one)), key=lambda i: abs(one[i]))
+    if not one[most] or not other[most]:
+        return False
+    scale = one[most] / other[most]
+    return all(abs(a - scale * b) <= 1e-4 * abs(one[most]) for a, b in zip(one, other, strict=True))

@@ -56,6 +56,18 @@ class Graphs:
         return made
 
 
+def opened(output: Any) -> Any:
+    """Take the nested tensors of an output apart, and return it as it was.
+
+    Sizes that do not fit the values are a mistake of the forward, and raise only where somebody reads them.
+    """
+    many = isinstance(output, dict | list | tuple)
+    for part in (output.values() if isinstance(output, dict) else output) if many else (output,):
+        if isinstance(part, torch.Tensor) and part.is_nested:
+            part.unbind()
+    return output
+
+
 def _with_graph(forward: Callable[[], Any]) -> Any:
     with torch.enable_grad():
         made = forward()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..objects.peek import attribute, entries
+from .errors import UnmeasurableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +34,25 @@ class Coverage:
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """Return the checks' own optimizer: Adam at 1e-3, or SGD where gradients are sparse."""
     trainable = [p for p in model.parameters() if p.requires_grad]
+    require_steppable(model)
     if any(attribute(m, "sparse", False) is True for m in model.modules()):
         return torch.optim.SGD(trainable, lr=1e-2)
     return torch.optim.Adam(trainable, lr=1e-3)
+
+
+def require_steppable(model: nn.Module) -> None:
+    """See that torch's optimizers can hold what is to be trained.
+
+    Raises:
+        UnmeasurableError: A parameter is stored in a sparse layout, which none of them can update.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.layout != torch.strided:
+            layout = str(parameter.layout).removeprefix("torch.")
+            raise UnmeasurableError(
+                f"{name} is stored as {layout}, which no optimizer of torch's updates; declare the one that "
+                "trains it: optimizer=..."
+            )
 
 
 def optimizers_of(made: Any) -> list[torch.optim.Optimizer]:

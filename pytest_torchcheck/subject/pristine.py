@@ -18,10 +18,11 @@ from ..interrupts import interrupts, kept_in
 from ..loop.closures import kept
 from ..objects import trees
 from ..objects.modes import give_modes, has_modes, own_trains
-from ..state import ModuleState, device_loss_told, is_lazy, isolated, seed_everything
+from ..state import ModuleState, device_loss_told, is_lazy, isolated
+from ..state.seeds import own_generators, seed_everything
 from .building import cast_floats, materialised, require_hashable, wrapped_tensor
 from .errors import Phase, SubjectError, UnmeasurableError
-from .graphs import Graphs
+from .graphs import Graphs, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,9 +74,7 @@ class PristineModel:
         self._forward_writes = False  # a forward alone changes parameters
         self._looks = 0
         self._not_put_back: set[str] = set()
-        self._placed: dict[
-            Any, Batch
-        ] = {}  # the last batches that went to another device, as they were
+        self._placed: dict[Any, Batch] = {}  # the last that went to another device, as they were
 
     @property
     def source(self) -> BatchSource:
@@ -227,8 +226,6 @@ class PristineModel:
         self._model = self._state = self._original = self._misnamed = None
         self.cache.clear()
 
-    # -- isolation ------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def pristine(self, *, steps: bool = False) -> Iterator[nn.Module]:
         """Give the model in its pristine state and put it back afterwards.
@@ -245,7 +242,7 @@ class PristineModel:
             self.state.put_gradients_aside()
         self._depth += 1
         try:
-            with isolated(seeds=True), self._closures_kept() if steps else contextlib.nullcontext():
+            with isolated(seeds=True), self._own_kept(steps):
                 yield model
         finally:
             self._depth -= 1
@@ -253,11 +250,14 @@ class PristineModel:
             if self._depth == 0:
                 self.restore()
 
-    def _closures_kept(self) -> contextlib.AbstractContextManager[None]:
-        """Put back what the user's own step keeps between calls: a carried state, a scheduler, a counter."""
-        if self.contract.train_step is None and self.contract.optimizer is None:
-            return contextlib.nullcontext()
-        return kept(self.contract.train_step, self.contract.optimizer, without=(self.model,))
+    @contextlib.contextmanager
+    def _own_kept(self, steps: bool) -> Iterator[None]:
+        """Seed the model's own generators with all others; put back what the user's step keeps between calls."""
+        step, optimizer = self.contract.train_step, self.contract.optimizer
+        none = not steps or (step is optimizer is None)
+        between = contextlib.nullcontext() if none else kept(step, optimizer, without=(self.model,))
+        with own_generators(self.seed, self.state.random), between:
+            yield
 
     def restore(self) -> None:
         """Put the model back into its pristine state now."""
@@ -382,7 +382,7 @@ class PristineModel:
         """Call the model with a batch as it is."""
         deadline.keep()
         with self.phase("forward", batch, lambda: self.contract.invoke(model, batch)):
-            return self.graphs.call(model, lambda: self.contract.invoke(model, batch))
+            return opened(self.graphs.call(model, lambda: self.contract.invoke(model, batch)))
 
 
 def batch_identity(batch: Batch) -> tuple[Any, ...]:

@@ -95,7 +95,17 @@ def test_by_hand(one):
     strict.stderr.fnmatch_lines(["*test_models.py:9: the contract on line 9 is not collected*"])
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n2",)])
+def test_one_that_a_function_declares_is_named_where_it_is_called(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_models=HEAD + "\nkept = made()\nfor _ in range(2):\n    made()\n")
+    result = pytester.runpytest_inprocess("--torchcheck", "--co", "-q", "-Walways")
+    said = [line for line in result.outlines if "TorchcheckWarning" in line]
+    assert {line.partition("test_models.py:")[2].partition(":")[0] for line in said} == {"10"}
+    assert "the contract on line 10 is not collected" in said[0]
+
+
+@pytest.mark.parametrize("arguments", [(), ("-n2",), ("-q",)])
 def test_a_run_without_the_flag_says_that_contracts_were_not_run(
     pytester: pytest.Pytester, arguments: tuple[str, ...]
 ) -> None:
@@ -111,10 +121,10 @@ def test_another():
     Contract(model=lambda: nn.Linear(4, 2), inputs="B 4").check("mode-flags")
 """
     pytester.makepyfile(test_models=HEAD + source)
-    if arguments:
+    if arguments == ("-n2",):
         result = forked.pytest_run(pytester, *arguments)
     else:
-        result = pytester.runpytest_inprocess()
+        result = pytester.runpytest_inprocess(*arguments)
     result.assert_outcomes(passed=2)
     told = [line for line in result.outlines if line.startswith("torchcheck:")]
     assert told == [

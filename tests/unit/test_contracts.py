@@ -223,3 +223,12 @@ def test_the_decorator_has_the_fields_of_a_contract_with_their_types() -> None:
     assert {n: str(a) for n, a in written.items()} == {
         name: found.__forward_arg__ for name, found in Fields.__annotations__.items()
     }
+
+
+def test_a_class_is_no_dataset():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(DeclarationError, match=r"Stream is a class; write Stream\(\.\.\.\)"):
+        Contract(dataset=Stream)

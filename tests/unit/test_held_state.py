@@ -60,6 +60,7 @@ class Holder(nn.Module):
         self.objects = np.array([[1], {"a": 2}, None], dtype=object)
         self.raw = bytearray(b"abc")
         self.plain = array.array("i", [1, 2, 3])
+        self.view = memoryview(bytearray(8)).cast("i")
         self.steps = itertools.count(5)
         self.alias = self.steps
         self.turns = [itertools.cycle(iter("xyz"))]
@@ -78,6 +79,7 @@ class Holder(nn.Module):
         self.objects[2] = "new"
         self.raw.append(1)
         self.plain.append(1)
+        self.view[1] += 1
         self.meter.count += 1
         self.meter.held.append(1)
         self.meter.late = 3
@@ -101,6 +103,7 @@ def seen(model: Holder) -> list[Any]:
         repr(model.objects.tolist()),
         bytes(model.raw),
         model.plain.tolist(),
+        model.view.tolist(),
         repr(model.steps),
         model.steps is model.alias,
         list(itertools.islice(copied(model.turns[0]), 4)),

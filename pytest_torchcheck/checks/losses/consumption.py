@@ -14,6 +14,7 @@ from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf, Stretched
 from ...probes.loss.directions import shuffled, turned
+from ...probes.loss.lost import lost_entries
 from ...probes.loss.slopes import repelled
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import penalised_in_parts, step_evidence
@@ -23,12 +24,13 @@ from ...specs import Labels
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
-from .targets import loss_of_output, unread_by_step
+from .targets import base_slopes, loss_of_output, unread_by_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...findings import Finding, Location
+    from ...probes.loss.lost import Lost
     from ...subject import Subject
 
 _SURE = 250.0
@@ -38,7 +40,7 @@ _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_
 
 
 def loss_sound(subject: Subject) -> Iterator[Finding]:
-    """Look at the loss tensor itself."""
+    """Look at the loss tensor itself, and for entries of an output that it leaves out behind a NaN."""
     trains = any(p.requires_grad for p in subject.model.parameters())
     seen = evidence(subject)
     if seen.shape != () and seen.shape != (1,):
@@ -51,8 +53,22 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
         yield explain.dead_term(subject, seen.dead[0])
     elif seen.focal:
         yield explain.focal_mean(seen.focal[0])
+    elif seen.undefined and (lost := _lost_entries(subject)) is not None:
+        yield explain.hidden_nan(seen.undefined[0], lost)
     else:
         yield passed(f"the loss is a connected {seen.dtype} scalar, {seen.value:.4g}")
+
+
+def _lost_entries(subject: Subject) -> Lost | None:
+    """Return the entries of an output that a NaN, put away within the loss, leaves without a gradient."""
+    loss = loss_of_output(subject)
+    base = None if isinstance(loss, str) else base_slopes(subject, loss)
+    if isinstance(loss, str) or base is None or not base.finite:
+        return None
+    try:
+        return lost_entries(loss, base)
+    except SubjectError:
+        return None  # the loss refuses other outputs
 
 
 def loss_shapes(subject: Subject) -> Iterator[Finding]:
@@ -207,6 +223,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         for norm in seen.norms[:1]
         if (over := penalised_in_parts(subject, norm)) is not None
     ]
+    found += [explain.hidden_nan(one, None) for one in seen.undefined[:1]]
     found += [explain.idle_term(one) for one in seen.idle[:1] if not seen.dead]
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
     if (away := turned(seen.directions)) is not None:

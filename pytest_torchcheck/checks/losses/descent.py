@@ -30,6 +30,7 @@ def descent(subject: Subject) -> Iterator[Finding]:
     straight-through estimator) is a surrogate by design. A gradient that is cut for some places of the
     batch only is never meant: samples are moved, and each one's gradient must move with its output.
     """
+    subject.require_trainable()
     size = sum(p.numel() * p.element_size() for p in subject.model.parameters())
     if size > _LARGE_BYTES and "float64" not in (subject.contract.dtypes or ()):
         yield not_applicable(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...codes import behaviour as explain
+from ...runs.training.steps import trajectory
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 
@@ -25,6 +26,9 @@ def step_of_fewer(subject: Subject) -> Finding | None:
     fewer = subject.few(batch, batch.sizes[symbol] - 1, aligned=True)
     if fewer is None:
         return None
+    whole = trajectory(subject)
+    if whole.error is not None and not whole.losses:
+        raise whole.error  # it fails on all samples: nothing is known of fewer
     with subject.pristine(steps=True) as model:
         model.train()
         seed_everything(subject.seed)

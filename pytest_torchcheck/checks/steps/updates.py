@@ -21,6 +21,7 @@ from ...runs.looks import (
     unreached,
 )
 from ...runs.omitted import read_where_given
+from ...runs.training.directions import untaught
 from ...runs.training.enduring import decays_alone, fades
 from ...runs.training.later_steps import moved_as_built, stopped
 from ...runs.training.steps import lost as lost_parameters
@@ -154,6 +155,11 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
         return
     if names := decays_alone(subject, made):
         yield explain.decays_alone(subject, list(names))
+        return
+    if names := tuple(
+        n for n in untaught(subject) if not subject.is_promised("MayLackGradient", n)
+    ):
+        yield explain.untaught(subject, list(names))
         return
     note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
     yield passed(

@@ -233,6 +233,8 @@ def _backward_none(flow: Flow, name: str) -> GraphCut | None:
     stopped = flow.ahead.stopped(flow.values[name])
     if stopped is None or stopped.value.rms is not None:
         return None
+    if all(value.tensor.is_leaf for value in stopped.call.outputs):
+        return None  # what it gave was made to require a gradient afterwards: it has no backward
     op = stopped.call.op
     fact = f"{op.name} got a gradient with rms {stopped.reached:.3g} and its backward returned None"
     derived = op.name == DERIVATIVE

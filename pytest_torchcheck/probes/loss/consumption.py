@@ -16,6 +16,7 @@ from ..recorded.watch import Op, Watch, name_of
 from .axes import CrossedAxes
 from .directions import Comparisons
 from .focal import FocalMeans
+from .undefined import UndefinedValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -160,6 +161,7 @@ class LossWatch(Watch):
         self.axes = CrossedAxes()
         self.focal = FocalMeans()
         self.comparisons = Comparisons()
+        self.undefined = UndefinedValues()
         self._squashes = 0
         self._probabilities: dict[int, tuple[weakref.ref[Tensor], Op, int]] = {}
         self._logged: dict[int, tuple[weakref.ref[Tensor], LogOf]] = {}
@@ -197,6 +199,8 @@ class LossWatch(Watch):
             self.comparisons.see(name, args, kwargs, result, lambda: self.op(name))
             self.axes.see(name, bare, args, kwargs, result, lambda: self.op(name))
             self.focal.see(name, bare, args, result, lambda: self.op(name))
+            if self._losing and not self.scopes:
+                self.undefined.see(func, args, kwargs, result, lambda: self.op(name))
             if name in LOSSES and inputs:
                 self._loss(name, args, kwargs, inputs)
                 if (logged := self._logged.get(id(inputs[0]))) and logged[0]() is inputs[0]:

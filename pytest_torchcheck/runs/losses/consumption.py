@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from ...probes.loss.focal import FocalMean
     from ...probes.loss.slopes import LossOfOutput
     from ...probes.loss.terms import IdleTerm
+    from ...probes.loss.undefined import Undefined
     from ...subject import Subject
 
 PAIRED = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
 """Losses that broadcast their two arguments with a warning; the others refuse shapes that differ."""
 
 _BINARY = ("F.binary_cross_entropy", "F.binary_cross_entropy_with_logits")
-
-
 _SUM = 1e-2
 """By how much class probabilities may miss one: in half precision they do so by less."""
 
@@ -119,9 +118,9 @@ class LossEvidence:
 
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
-    ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train
-    nothing, ``fed`` whether a step gave the model its samples in one order,
-    ``crossed`` the probabilities that meet log-probabilities of another dimension.
+    ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train nothing,
+    ``fed`` whether a step gave the model its samples in one order, ``crossed`` the probabilities that meet
+    log-probabilities of another dimension, ``undefined`` the functions that gave NaN for finite numbers.
     """
 
     shape: tuple[int, ...]
@@ -136,6 +135,7 @@ class LossEvidence:
     logs: tuple[LogOf, ...] = ()
     norms: tuple[PartialNorm, ...] = ()
     crossed: tuple[Crossed, ...] = ()
+    undefined: tuple[Undefined, ...] = ()
     outputs: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     written: tuple[str, ...] = ()
@@ -219,6 +219,7 @@ class LossSight:
             written=written,
             dead=tuple(self.watch.derivatives.found),
             crossed=tuple(self.watch.axes.found),
+            undefined=tuple(self.watch.undefined.found),
             focal=tuple(self.watch.focal.found),
             directions=self.watch.comparisons.directions(
                 float(loss.detach()) if loss.dim() == 0 else math.nan, by_input

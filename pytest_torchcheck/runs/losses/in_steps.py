@@ -50,7 +50,7 @@ class _StepWatch(LossWatch):
         self.terms = Terms()
         self.between((), targets)
         self.comparisons.of(batch)
-        self.comparisons.hooked = True
+        self.comparisons.hooked = self.undefined.hooked = True
         self.orders: set[tuple[int, ...]] = set()
         self._batch = [tensor for tensor in self.comparisons.labels if tensor.is_floating_point()]
 
@@ -113,6 +113,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             directions=watch.comparisons.directions(value),
             fed=len(watch.orders) == 1,
             crossed=tuple(watch.axes.found),
+            undefined=tuple(watch.undefined.without_pull()),
         )
 
 

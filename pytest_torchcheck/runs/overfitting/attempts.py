@@ -16,7 +16,7 @@ from ...objects.peek import attribute
 from ...state import seed_everything
 from ...subject.errors import SubjectError, UnmeasurableError
 from ...subject.gradients import clear_gradients
-from ...subject.optimizers import optimizers_of, step_schedulers
+from ...subject.optimizers import optimizers_of, require_steppable, step_schedulers
 from ...text.printable import message_of
 from ..training.steps import trajectory
 from .one_batch import Floor, few_samples, follow, look_from, remaining, small_batch, steepness
@@ -346,6 +346,7 @@ def _optimizers(
     model: nn.Module, rate: float, betas: tuple[float, float] = _BETAS
 ) -> Iterator[torch.optim.Optimizer]:
     """Iterate over the optimizers of a plain step: Adam, sparse where gradients are."""
+    require_steppable(model)
     trainable = [p for p in model.parameters() if p.requires_grad]
     sparse = {
         id(p)

@@ -121,6 +121,7 @@ def outputs_in_double(subject: Subject, batch: Batch, budget: Budget) -> Outputs
     """Compare the outputs of two forwards in float64, each at other weights."""
     seen: list[dict[str, torch.Tensor]] = []
     losses: list[float | None] = []
+    read: set[str] = set()
     for seed in (subject.seed, subject.seed + 1):
         if not budget.take(2 * FORWARD):
             return Outputs(same=None, unmoved=False)
@@ -133,7 +134,9 @@ def outputs_in_double(subject: Subject, batch: Batch, budget: Budget) -> Outputs
                 made = trees.floats(output)
                 seen.append({p: trees.dense(t).clone() for p, t in made.items()})
                 trained = {p for p, t in made.items() if t.requires_grad}
-                losses.append(_loss_in_double(subject, output, given))
+                value, pulled = _loss_in_double(subject, output, given, made)
+                losses.append(value)
+                read |= pulled
         except SubjectError:
             return Outputs(same=None, unmoved=False)
     first, second = seen
@@ -141,7 +144,7 @@ def outputs_in_double(subject: Subject, batch: Batch, budget: Budget) -> Outputs
     unmoved = (bool(first) and losses[0] == losses[1]) and all(
         p in second and trees.same(t, second[p]) for p, t in first.items()
     )
-    computed = {p: t for p, t in first.items() if p in trained}
+    computed = {p: t for p, t in first.items() if p in trained and p in read}
     same = None if unmoved else _sameness(subject, batch, computed, second)
     if same is not None:
         try:
@@ -175,18 +178,33 @@ def _moved_apart(subject: Subject, batch: Batch, same: Sameness) -> bool:
         )
 
 
-def _loss_in_double(subject: Subject, output: Any, batch: Batch) -> float | None:
-    """Return the loss, or None where it needs another mode or dtype."""
+def _loss_in_double(
+    subject: Subject, output: Any, batch: Batch, made: dict[str, torch.Tensor]
+) -> tuple[float | None, set[str]]:
+    """Return the loss and the outputs that it pulls on; None and all of them where it needs another mode or dtype."""
+    live = {path: t for path, t in made.items() if t.requires_grad}
     try:
         loss = subject.compute_loss(output, batch)
     except SubjectError:
-        return None
-    return float(loss) if loss.numel() == 1 else None
+        return None, set(live)
+    if loss.numel() != 1 or not loss.requires_grad or len(live) < 2:
+        return (float(loss) if loss.numel() == 1 else None), set(live)
+    try:
+        with subject.phase("backward", batch):
+            pulls = torch.autograd.grad(loss, list(live.values()), allow_unused=True)
+    except SubjectError:  # such as kernels without a backward in evaluation mode
+        return float(loss), set(live)
+    return float(loss), {p for p, pull in zip(live, pulls, strict=True) if pull is not None}
 
 
 def _sameness(
     subject: Subject, batch: Batch, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
 ) -> Sameness | None:
+    """Find an axis along which all outputs that the loss reads are equal, and targets are not.
+
+    One output may be the same for all samples where another tells them apart, such as a standard
+    deviation that is a parameter beside a mean that is computed.
+    """
     symbol = subject.source.batch_symbol
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
     targets = [trees.dense(t) for t in trees.tensors(batch.targets).values()]
@@ -201,9 +219,17 @@ def _sameness(
                 continue  # neurons that do not fire, at these weights
             if not any(_differs(target, axis, values.shape[axis]) for target in targets):
                 continue
+            rest = [t for p, t in first.items() if p != path]
+            if any(_tells_apart(t, values.shape[axis]) for t in rest):
+                continue
             if axis or (values.shape[0] == size and _inputs_differ(subject, batch)):
                 return Sameness(path=path, axis=axis, size=values.shape[axis])
     return None
+
+
+def _tells_apart(values: torch.Tensor, size: int) -> bool:
+    """Say whether an output has a dimension of that size along which it is not constant."""
+    return any(n == size and not _constant(values, d) for d, n in enumerate(values.shape))
 
 
 def _constant(values: torch.Tensor, axis: int) -> bool:

@@ -19,7 +19,7 @@ from ...probes.holding.leaks import count_hooks
 from ...probes.recorded.watch import version_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
-from ...subject.gradients import clear_gradients, gradient_stats
+from ...subject.gradients import OneLine, clear_gradients, gradient_stats
 from ...subject.optimizers import (
     Coverage,
     cover,
@@ -72,6 +72,7 @@ class Trajectory:
         resting: Parameters that no step after the first wrote to, by torch's count of writes in place.
         reseeds: Whether torch was seeded anew within a step; None where that is not known.
         forgets: The first step after which an optimizer keeps state of fewer parameters than before it.
+        one_line: Weights whose gradient lay along one line in every step, beside others.
         few: Whether the steps after the first took a few samples of the batch.
         left: What else the steps left behind.
     """
@@ -97,6 +98,7 @@ class Trajectory:
     reseeds: bool | None = None
     resting: frozenset[str] = frozenset()
     forgets: int | None = None
+    one_line: frozenset[str] = frozenset()
     few: bool = False
     left: Left = field(default_factory=Left)
 
@@ -236,7 +238,7 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             if subject.state.original(parameter) is None
         }
         modes = {name: module.training for name, module in model.named_modules()}
-        rebinding, leaving = Rebinding(model), Leaving(subject, model)
+        rebinding, leaving, lines = Rebinding(model), Leaving(subject, model), OneLine(model)
         losses: list[float] = []
         rates: list[float] = []
         live: set[str] = set()
@@ -287,7 +289,9 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             hooks.append(count_hooks(model).total())
             rates.append(rate)
             writes = writes or {n: (id(p), version_of(p)) for n, p in model.named_parameters()}
-            for name, stat in gradient_stats(model).items():
+            stats = gradient_stats(model)
+            lines.look(stats)
+            for name, stat in stats.items():
                 if stat.kind != "none":
                     seen.add(name)
                 if stat.kind == "live":
@@ -336,7 +340,7 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
         live_bytes=tuple(kept.live), hooks=tuple(hooks), rebound=rebound, carries=carries, end=None if warmed else end, end_after=last, resting=resting, left=left,
-        first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None, forgets=first_drop(states),
+        first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None, forgets=first_drop(states), one_line=lines.names,
     )  # fmt: skip
 
 

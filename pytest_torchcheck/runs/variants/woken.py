@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...explanation import listed
+from ...objects import trees
 from ...state import is_lazy
 from ...subject import Subject
 from ...subject.errors import SubjectError
@@ -98,7 +99,12 @@ def woken(subject: Subject) -> tuple[Subject, list[str]] | None:
 def _hides(name: str, parameter: nn.Parameter) -> bool:
     """Say whether what a parameter multiplies is hidden at first: a zero weight, or a scale that starts tiny."""
     plain = parameter.requires_grad and parameter.is_floating_point() and not is_lazy(parameter)
-    if not plain or parameter.is_meta or not parameter.numel() or name.endswith("bias"):
+    if (
+        not plain
+        or not trees.computable(parameter.detach())
+        or not parameter.numel()
+        or name.endswith("bias")
+    ):
         return False
     low, high = (float(v) for v in parameter.detach().aminmax())
     return low == high and abs(high) <= _TINY

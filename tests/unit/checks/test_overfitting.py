@@ -516,3 +516,29 @@ def test_a_step_of_the_users_that_climbs(sign):
     assert (found.code == "optimizer-climbs") is (sign < 0), found
     if sign < 0:
         assert found.location.text == "(sign * loss).backward()  # which way"
+
+
+class Policy(nn.Module):
+    """A mean for each sample beside one spread for all, or a constant beside what the loss never reads."""
+
+    def __init__(self, mean):
+        super().__init__()
+        self.mean, self.log_std = mean, nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        made = self.mean(x)
+        return made, self.log_std.exp().expand_as(made)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_one_of_two_outputs_may_be_the_same_for_all_samples(reads):
+    generator = torch.Generator().manual_seed(4)
+    x, y = torch.randn(8, 6, generator=generator), 5 * torch.randn(8, 2, generator=generator)
+
+    def likelihood(output, targets):
+        mean, std = output
+        error = (targets - (mean if reads else 0)) / std
+        return (error.square() / 2 + std.log()).mean()
+
+    found = check(model=lambda: Policy(nn.Linear(6, 2)), batch=lambda: ((x,), y), loss=likelihood)
+    assert (found.code == "overfit-stuck") == (not reads)

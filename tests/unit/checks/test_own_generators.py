@@ -60,6 +60,24 @@ def test_a_generator_that_nothing_seeds(kind):
 
 
 @pytest.mark.parametrize("kind", DRAWS)
+def test_draws_of_an_own_generator_are_random_in_eval_mode_and_nothing_else(kind):
+    make, draw = DRAWS[kind]
+
+    class Noisy(Masks):
+        def forward(self, x):
+            noise = [draw(self.noise.generator) for _ in range(x.numel())]
+            return self.layer(x + 0.1 * x.new_tensor(noise).view_as(x))
+
+    report = Contract(
+        model=lambda: Noisy(make(3), None), batch=((torch.randn(4, 6),), None)
+    ).check()
+    red = {f.check for f in report.findings if f.status in ("violated", "error")}
+    assert not red - {"device-portability"}  # the draws of NumPy and Python are on the CPU
+    (said,) = [f for f in report.findings if f.check == "eval-determinism"]
+    assert (said.status, said.code) == ("suspicious", "random-in-eval")
+
+
+@pytest.mark.parametrize("kind", DRAWS)
 def test_sound_generators(kind):
     make, draw = DRAWS[kind]
     assert found(lambda: make(7), draw).status == "passed"

@@ -106,3 +106,17 @@ def test_sizes_change_where_the_shape_of_real_targets_is_not_known(square):
     assert report.ok is not square
     for found in report.failing:
         assert found.evidence["sizes"]["H"] != found.evidence["sizes"]["W"]
+
+
+def test_a_step_that_fails_on_all_samples_says_nothing_of_fewer():
+    def train_step(model, optimizer, inputs, targets):
+        raise ValueError("not today")
+
+    made = Contract(
+        model=lambda: nn.Linear(4, 2),
+        batch=((torch.randn(6, 4),), torch.randn(6, 2)),
+        train_step=train_step,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
+    )
+    red = {f.check: f.summary for f in made.check().findings if f.status == "violated"}
+    assert list(red) == ["backward"]

@@ -101,3 +101,27 @@ def test_a_line_of_the_outermost_forward_has_no_call():
     finding = found("here")
     assert finding.location.text.endswith("# here")
     assert all(c.kind != "call" for c in finding.culprits)
+
+
+class Restarted(nn.Module):
+    """Goes on from the values of its first layer, with a gradient of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        h = h.detach().requires_grad_()  # a leaf
+        return self.last(h)
+
+
+def test_a_tensor_that_was_made_a_leaf_has_no_backward_to_blame():
+    contract = Contract(
+        model=Restarted,
+        batch=((torch.randn(8, 4),), torch.randint(0, 2, (8,))),
+        loss=nn.functional.cross_entropy,
+    )
+    (finding,) = contract.check(["gradients-exist"]).findings
+    assert (finding.code, finding.cause) == ("grad-none", "detach() cuts the graph")
+    assert finding.location.text.endswith("# a leaf")

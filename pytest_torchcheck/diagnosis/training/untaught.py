@@ -1,0 +1,104 @@
+"""Why no data train a weight that has a gradient: what reads it, and what was to read it and raised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...culprits import parameter
+from ...explanation import on_line
+from ...findings import Culprit, Finding
+from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ...text.wording import names_text
+from ...verdicts import violated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...subject import Subject
+
+
+class _Readers(Watch):
+    """Follows what is computed from some weights: the first call that makes a number of one, and the first that raised."""
+
+    def __init__(self, model: torch.nn.Module, names: list[str]) -> None:
+        super().__init__(model)
+        self._from = {id(model.get_parameter(name)) for name in names}
+        self._kept: list[Tensor] = []  # an id is reused once its tensor is gone
+        self.number: Op | None = None
+        self.refused: Op | None = None
+
+    def before(self, func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+        """Say whether a call reads what is computed from the weights."""
+        return any(id(t) in self._from for t in tensors_in((args, kwargs)))
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """See one call."""
+        if not token:
+            return
+        for made in tensors_in(result):
+            if made.requires_grad:
+                self._from.add(id(made))
+                self._kept.append(made)
+                if made.numel() == 1 and self.number is None:
+                    self.number = self.op(name_of(func))
+
+    def raised(self, func: Callable[..., Any], token: Any) -> None:
+        """Note a call that raised; where the run goes on, somebody caught it."""
+        if token and self.refused is None:
+            self.refused = self.op(name_of(func))
+
+
+def untaught(subject: Subject, names: list[str]) -> Finding:
+    """Explain weights whose gradient is a multiple of one matrix, whatever the data are."""
+    number, refused = _readers(subject, names)
+    one = len(names) == 1
+    place = next((op.location for op in (refused, number) if op is not None), None)
+    cause = f"the data reach {'it' if one else 'them'} through one number only"
+    because = (
+        "gradients of different samples that are multiples of each other say nothing of the samples"
+    )
+    fix = f"compute the output with {names_text(names)}"
+    if number is not None:
+        because = f"{number.name} reads {'it' if one else 'them'} and gives one number; {because}"
+    if refused is not None:
+        cause = f"{refused.name} raised, somebody caught the exception, and the forward went on without it"
+        fix = f"correct the call{on_line(refused.location)}, and let its exception pass"
+    culprits = [parameter(subject, name, "trained by no data") for name in names[:8]]
+    if refused is not None:
+        culprits.insert(
+            0, Culprit("call", refused.name, "raised, and was caught", refused.location)
+        )
+    return violated(
+        "weight-untaught",
+        f"the data do not train {names_text(names)}: {'its gradient has' if one else 'their gradients have'} "
+        "one direction for any batch",
+        culprits=culprits,
+        location=place,
+        observed="each half of the batch, and other inputs, give the same gradient times a number; "
+        "those of other weights turn",
+        cause=cause,
+        because=because,
+        fix=fix,
+        evidence={"parameters": names},
+    )
+
+
+def _readers(subject: Subject, names: list[str]) -> tuple[Op | None, Op | None]:
+    """Return the call that makes a number of a weight, and the first call of the forward that raised."""
+    with subject.pristine() as model, torch.enable_grad():
+        model.train()
+        seed_everything(subject.seed)
+        seen = _Readers(model, names)
+        try:
+            with seen:
+                subject.call(model, subject.batch().clone())
+        except SubjectError:
+            return None, None
+    return seen.number, seen.refused
