@@ -75,6 +75,12 @@ def _missing(
         more, mend, used = unused.bound(subject, location)
         cause, fix = cause + more, mend or fix
         culprits += used
+        if not more and (entry := unused.entry_read(subject, location)) is not None:
+            holder, line = entry
+            culprits.append(Culprit("call", holder, "the result is put in it", location))
+            cause += f"; line {location.line} puts it in {holder}, of which line {line.line} reads another entry"
+            fix = f"read the entry that was meant on line {line.line}, or drop the part that computes it"
+            location = line
     if kind in ("integer-cast", "non-differentiable") and op is not None and location is not None:
         more, mend, used = unused.picked(subject, op, location)
         cause, fix = cause + more, mend or fix

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
@@ -273,7 +275,7 @@ def _relation(
     start = next((n for n, pair in pairs if not close(*pair, scale)), 0)
     if len({f"{rate:.12g}" for rate in rates[start:]}) > 2 and start:
         for shift in sorted(range(1 - count, count), key=abs):
-            if shift and follows(lambda n, shift=shift: n + shift, start):
+            if shift and follows(partial(operator.add, shift), start):
                 return _shifted(start, shift)
     return _stretched(follows, name, stepped, trace, where, rates, far)
 
