@@ -78,7 +78,9 @@ def others_of(target: torch.Tensor, axis: int, sample: int) -> Iterator[torch.Te
     else:
         spread = float(target.std()) if target.numel() > 1 else 0.0
         step = spread if spread > 0 else 1.0
-        candidates = [row + step, row - step]
+        noise = torch.randn(row.shape, generator=torch.Generator().manual_seed(0))
+        # a loss may take out what all values share, such as their mean
+        candidates = [row + step * noise.to(row.device, row.dtype), row + step, row - step]
     for values in candidates:
         if not torch.equal(values, row):
             made = target.clone()
