@@ -44,7 +44,7 @@ def test_every_sample_counts(loss):
     contract = Contract(
         model=lambda: nn.Linear(4, 6),
         inputs="B 4",
-        batch=((torch.randn(6, 4),), torch.randn(6, 6)),
+        batch=((torch.randn(5, 4),), torch.randn(5, 6)),
         loss=loss,
     )
     ownership, sign = contract.check(["target-ownership", "loss-sign"]).findings[:2]
