@@ -147,6 +147,9 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
     lost = unread_results(subject)
     for one in lost[:3]:
         yield explain.unread_result(subject, one)
+    for choice in observe(subject).signals.idle_choices[:1]:
+        yield explain.idle_choice(subject, choice)
+        return
     silent = [rows for rows in observe(subject).silent if without_effect(subject, rows)]
     if silent and not lost:
         yield explain.unread_rows(subject, silent[0])

@@ -89,6 +89,23 @@ def find_line(call: Callable[[], Any], watcher: Watcher, *, least: int = 2) -> L
     return found[0] if found else None
 
 
+def line_giving(call: Callable[[], Any], code: CodeType, name: str) -> Location | None:
+    """Run a call and return the last line of a function that gave its variable ``name`` a value; None for an argument's."""
+    last: dict[FrameType, Any] = {}
+    given: list[int | None] = [None]
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if frame.f_code is code and name in frame.f_locals:
+            value = frame.f_locals[name]
+            if last.get(frame, given) is not value:
+                last[frame] = value
+                given[0] = None if event == "call" else line
+        return False
+
+    find_line(call, watcher)
+    return None if given[0] is None else line_of(code, given[0])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Return:
     """A function of the user's that has returned.

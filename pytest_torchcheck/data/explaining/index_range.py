@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
+from pytest_torchcheck.sources.slices import Unknown, evaluated
 
 from ...record.tracing import expression, find_line, line_of
 from ..contents import is_array
@@ -40,12 +41,16 @@ class Source:
         location: A line that assigned it.
         order: By which the findings name them: numbers and tables, variables, what the index was
             looked up in.
+        entry: What a table gave; None where the source is no table, or that is not known.
+        owner: What holds the number or the table.
     """
 
     name: str
     detail: str
     location: Location
     order: int
+    entry: Any = field(default=None, repr=False)
+    owner: Any = field(default=None, repr=False)
 
 
 def index_sources(part: Part, index: int, seed: int) -> list[Source]:
@@ -62,10 +67,7 @@ def index_sources(part: Part, index: int, seed: int) -> list[Source]:
     caught: list[Exception] = []
 
     def watcher(frame: FrameType, event: str, line: int) -> bool:
-        for name, value in frame.f_locals.items():
-            plain = _plain(value)
-            if plain is not None and bound.get((frame, name), (None,))[0] != plain:
-                bound[frame, name] = (plain, None if event == "call" else line)
+        note(bound, frame, event, line)
         return False
 
     def call() -> None:
@@ -85,6 +87,14 @@ def index_sources(part: Part, index: int, seed: int) -> list[Source]:
     return sorted(first.values(), key=found.index)[:_MOST]
 
 
+def note(bound: Bound, frame: FrameType, event: str, line: int) -> None:
+    """Note which numbers and names a line gave the variables of its frame; arguments have no line."""
+    for name, value in frame.f_locals.items():
+        plain = _plain(value)
+        if plain is not None and bound.get((frame, name), (None,))[0] != plain:
+            bound[frame, name] = (plain, None if event == "call" else line)
+
+
 def _followed(error: Exception, bound: Bound) -> Iterator[Source]:
     frames = []
     traceback = error.__traceback__
@@ -102,7 +112,7 @@ def _followed(error: Exception, bound: Bound) -> Iterator[Source]:
         if not isinstance(node, ast.Subscript | ast.Call):
             continue  # a comprehension, whose own frame has been seen
         parts = [node.slice] if isinstance(node, ast.Subscript) else _given(node, inner, handed)
-        yield from _behind(frame, parts, "", bound, _DEPTH)
+        yield from behind(frame, parts, bound)
         if isinstance(node, ast.Subscript):
             yield from _looked_up(frame, node.value)
         inner = frame.f_code
@@ -123,8 +133,8 @@ def _given(call: ast.Call, inner: CodeType | None, names: list[str]) -> list[ast
     return [given[n] for n in names if n in given] or everything
 
 
-def _behind(
-    frame: FrameType, nodes: Iterable[ast.AST], gives: str, bound: Bound, depth: int
+def behind(
+    frame: FrameType, nodes: Iterable[ast.AST], bound: Bound, gives: str = "", depth: int = _DEPTH
 ) -> Iterator[Source]:
     """Yield what expressions read: the dataset's numbers and tables, variables, and what these were made of."""
     for node in nodes:
@@ -141,7 +151,7 @@ def _behind(
                 yield Source(name=name, detail=f"is {value!r}", location=place, order=1)
             if made is not None:
                 shown = gives or f"{name} = {value!r}"
-                yield from _behind(home, [made], shown, bound, depth - 1)
+                yield from behind(home, [made], bound, shown, depth - 1)
 
 
 def _home(frame: FrameType, name: str) -> FrameType:
@@ -155,24 +165,39 @@ def _home(frame: FrameType, name: str) -> FrameType:
 
 def _attributes(frame: FrameType, node: ast.AST, gives: str) -> Iterator[Source]:
     """Yield the whole numbers of an object that an expression reads, and the tables that it looks up."""
-    looked_up = {id(n.value) for n in ast.walk(node) if isinstance(n, ast.Subscript)}
+    looked_up = {id(n.value): n for n in ast.walk(node) if isinstance(n, ast.Subscript)}
     for one in ast.walk(node):
         if not isinstance(one, ast.Attribute) or not isinstance(one.value, ast.Name):
             continue
         owner = frame.f_locals.get(one.value.id)
         value = getattr(owner, "__dict__", {}).get(one.attr)
-        number = _plain(value)
+        number, entry = _plain(value), None
         if isinstance(number, int):
             found = _assigning(owner, one.attr, number, filled=False)
         elif id(one) in looked_up and (isinstance(value, Sized) or is_array(value)):
             found = _assigning(owner, one.attr, None, filled=True)
+            entry = _entry(looked_up[id(one)], frame)
         else:
             continue
         said = [f"is {number}"] if isinstance(number, int) else []
         said += [f"is read for {gives}"] if gives else []
         said += ["assigned here or elsewhere"] if len(found) > 1 else []
         for place in found:
-            yield Source(name=ast.unparse(one), detail=", ".join(said), location=place, order=0)
+            yield Source(
+                name=ast.unparse(one),
+                detail=", ".join(said),
+                location=place,
+                order=0,
+                entry=entry,
+                owner=owner,
+            )
+
+
+def _entry(node: ast.Subscript, frame: FrameType) -> Any:
+    try:
+        return evaluated(node, frame.f_locals)
+    except (Unknown, LookupError, TypeError):
+        return None
 
 
 def _looked_up(frame: FrameType, node: ast.expr) -> Iterator[Source]:
@@ -215,53 +240,9 @@ def _gives(place: Location, owner: Any, value: int | None) -> bool | None:
                 if isinstance(target, ast.Attribute) and target.attr in vars(owner):
                     known[node.value.id] = vars(owner)[target.attr]
     try:
-        return bool(_evaluated(statement.value, known) == value)
-    except (_Unknown, ArithmeticError, LookupError, TypeError, AttributeError):
+        return bool(evaluated(statement.value, known) == value)
+    except (Unknown, ArithmeticError, LookupError, TypeError, AttributeError):
         return None
-
-
-class _Unknown(Exception):
-    """An expression that is not evaluated."""
-
-
-_OPERATORS: dict[type[ast.operator], Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-def _evaluated(node: ast.expr, known: dict[str, Any]) -> Any:
-    """Return the value of an expression of known names, sizes and whole numbers; runs no code of the user's.
-
-    Raises:
-        _Unknown: It holds something else.
-    """
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name) and node.id in known:
-        return known[node.id]
-    if isinstance(node, ast.Attribute):
-        owner = _evaluated(node.value, known)
-        if node.attr == "shape" and is_array(owner):
-            return tuple(owner.shape)
-        if owner is known["self"] and node.attr in vars(owner):
-            return vars(owner)[node.attr]
-    if isinstance(node, ast.Subscript):
-        inner = _evaluated(node.value, known)
-        if isinstance(inner, list | tuple):
-            return inner[_evaluated(node.slice, known)]
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        sides = [_evaluated(side, known) for side in (node.left, node.right)]
-        if all(isinstance(side, int) for side in sides):
-            return _OPERATORS[type(node.op)](*sides)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
-        (argument,) = [_evaluated(a, known) for a in node.args]
-        if isinstance(argument, list | tuple | dict | str) or is_array(argument):
-            return len(argument)
-    raise _Unknown
 
 
 def _names(node: ast.AST) -> list[str]:

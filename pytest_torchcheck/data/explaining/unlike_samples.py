@@ -10,6 +10,7 @@ from pytest_torchcheck import sources
 from ...verdicts import suspicious, violated
 from .. import sample_lines, validity
 from ..wording import dataset_culprit, few, line_ref, where
+from .cut_short import find_cut_short
 from .making_lines import loader_made
 from .returned_object import given_line
 
@@ -17,7 +18,7 @@ _MANY = 8
 """Behind how many samples of one shape a smaller last one is the end of the data."""
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pytest_torchcheck.findings import Culprit, Finding, Location
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..plan import Part
     from ..reading import Survey
     from ..validity import Deviation
+    from .cut_short import CutShort
 
 
 def inconsistent(
@@ -106,11 +108,18 @@ def _unlike_shapes(
         else None
     )
     make = violated if part.plan.declared else suspicious
+    cut = find_cut_short(part, odd, survey.seed)
+    if cut is not None and cut.table is not None:
+        return _past_the_end(part, odd, cut, len(survey.samples), make)
     end = sample_lines.length_line(part) if _is_tail(survey, odd) else None
     own = sample_lines.own_line(part, odd, survey.seed) if end is None else None
     given = None
     if end is None and own is None:
-        given = given_line(part, odd.index, odd.path, survey.seed + odd.index)
+        given = (
+            cut.location
+            if cut is not None
+            else given_line(part, odd.index, odd.path, survey.seed + odd.index)
+        )
     place = own or given or returned
     return make(
         "samples-do-not-stack",
@@ -132,6 +141,8 @@ def _unlike_shapes(
         else "the default collate function stacks samples, which needs equal shapes",
         because=f"only such samples run {line_ref(own)}: {own.text}"
         if own is not None
+        else f"in sample {odd.index} {cut.fact}; in other samples no slice there is cut"
+        if cut is not None and end is None
         else f"torch said: {said}"
         if said
         else f"sample {odd.index} is returned by {line_ref(place)}",
@@ -140,6 +151,34 @@ def _unlike_shapes(
         else "give all samples the same shape "
         f"{f'at {line_ref(own)}' if own is not None else 'in __getitem__'}, or pad them in "
         "a collate_fn" + (f" given at {line_ref(made)}" if made is not None else ""),
+    )
+
+
+def _past_the_end(
+    part: Part, odd: Deviation, cut: CutShort, count: int, make: Callable[..., Finding]
+) -> Finding:
+    """Explain samples that a table of the dataset lets begin where a whole one does not fit any more."""
+    assert cut.table is not None
+    place = cut.maker or cut.table.location
+    maker = place.function.rpartition(".")[2]
+    return make(
+        "samples-do-not-stack",
+        f"{part.prefix}sample {odd.index} has shape {odd.other} at {where(odd.path)} where most have {odd.usual}: "
+        "the batch cannot be stacked",
+        culprits=(
+            dataset_culprit(part, maker or cut.table.name, f"makes {cut.table.name}", place),
+            dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", cut.location),
+            dataset_culprit(part, cut.table.name, cut.table.detail, cut.table.location),
+        ),
+        location=place,
+        observed=f"{odd.count} of {count} samples read have another shape",
+        cause=f"{cut.table.name} holds an entry that leaves no room for a whole sample: {cut.table.entry!r}"[
+            :160
+        ]
+        + (f"; {maker} makes it" if maker else ""),
+        because=f"in sample {odd.index} {cut.fact}, at {line_ref(cut.location)}; in other samples no slice "
+        "there is cut",
+        fix=f"let {cut.table.name} end where a whole sample still fits, at {line_ref(place)}",
     )
 
 

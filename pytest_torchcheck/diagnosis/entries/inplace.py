@@ -6,13 +6,17 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from ... import sources
 from ...explanation import Explanation, numbers, on_line
 from ...findings import Culprit, Location
+from ...record.tracing import find_line, line_giving
 from ..crashes.inference_tensors import made_in_inference
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ..crashes.history import Fact, Op, Replay
     from ..crashes.inference_tensors import Inference
     from ..crashes.scene import Scene
@@ -146,9 +150,10 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
     culprits = _change_culprits(module, op, scene, holder, target, place, saver)
     alike = _alike(again, name) if again is not None else []
     stepped = place is not None and ".step(" in place.text
+    early = _computed_early(scene, saver, place) if name and stepped else None
     if name and stepped:
         target, culprits, cause, fix = _stepped_over(
-            alike, name, scene, saver, place, culprits, target, line
+            alike, name, scene, saver, place, culprits, target, line, early
         )
     else:
         cause = f"{_word(op)}{line} overwrites {target}, and {needed}"
@@ -167,8 +172,45 @@ def saved(scene: Scene, match: re.Match[str]) -> Explanation | None:
         + (f", and {saving} saved it on line {saver.line}" if saver and saving else ""),
         fix=fix,
         culprits=culprits,
-        location=built or place,
+        location=built or early or place,
     )
+
+
+def _computed_early(scene: Scene, saver: Location | None, step: Location | None) -> Location | None:
+    """Return the statement that computes, forward included, the loss that the failing line differentiates.
+
+    It can be moved behind the step by itself; of a loss that shares its forward with others, or that
+    is used before the step, it is the step that comes too early.
+    """
+    failing, frame = scene.location, scene.frame
+    call = sources.statement(failing.file, failing.line) if failing is not None else None
+    value = getattr(call, "value", None)
+    called = value.func if isinstance(value, ast.Call) else None
+    if scene.rerun is None or frame is None or saver is None or called is None:
+        return None
+    if not (isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name)):
+        return None
+    name, code = called.value.id, frame.f_code
+    ran: set[int] = set()
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if (frame.f_code.co_filename, line) == (saver.file, saver.line):
+            caller: FrameType | None = frame
+            while caller is not None and caller.f_code is not code:
+                caller = caller.f_back
+            if caller is not None:
+                ran.add(line if caller is frame else caller.f_lineno)
+        return False
+
+    find_line(scene.rerun, watcher)
+    place = line_giving(scene.rerun, code, name) if ran else None
+    if place is None or place.line not in ran or step is None or step.file != place.file:
+        return None
+    used = any(
+        isinstance(node, ast.Name) and node.id == name and place.line < node.lineno <= step.line
+        for node in sources.nodes(place.file)
+    )
+    return None if used else place
 
 
 def _stepped_over(
@@ -180,6 +222,7 @@ def _stepped_over(
     culprits: tuple[Culprit, ...],
     target: str,
     line: str,
+    early: Location | None,
 ) -> tuple[str, tuple[Culprit, ...], str, str]:
     """Explain a parameter that the optimizer changes before a later backward."""
     if alike:  # which of them it was, the message does not tell
@@ -194,6 +237,11 @@ def _stepped_over(
             f"move step(){line} after the backward on line {failing.line}, or compute again "
             f"after line {place.line} what line {failing.line} differentiates"
         )
+        if early is not None:
+            fix = f"move line {early.line} behind line {place.line}, so that it computes with the new weights; "
+            fix += f"or step(){line} after the backward on line {failing.line}"
+            cause = f"{early.text.partition('=')[0].strip()} is computed on line {early.line}, before the "
+            cause += f"optimizer changes {target}{line}, and differentiated after it, on line {failing.line}"
     return target, culprits, cause, fix
 
 

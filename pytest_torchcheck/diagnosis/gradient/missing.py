@@ -72,9 +72,8 @@ def _missing(
         fix += f", or call a version that records gradients on line {outer}"
         culprits += _calls_of(cut)
     if kind == "not-reaching-loss" and location is not None:
-        more, mend, used = unused.bound(subject, location)
+        more, mend, location = _not_read(subject, location, culprits)
         cause, fix = cause + more, mend or fix
-        culprits += used
     if kind in ("integer-cast", "non-differentiable") and op is not None and location is not None:
         more, mend, used = unused.picked(subject, op, location)
         cause, fix = cause + more, mend or fix
@@ -103,6 +102,26 @@ def _missing(
             "parameters": list(names),
             "rivals": [str(rival) for rival in (cut.rivals if cut is not None else ())],
         },
+    )
+
+
+def _not_read(
+    subject: Subject, location: Location, culprits: list[Culprit]
+) -> tuple[str, str, Location]:
+    """Say what loses a result that a line computes: cause, fix, and the line to change; add culprits."""
+    more, mend, used = unused.bound(subject, location)
+    culprits += used
+    if more or (entry := unused.entry_read(subject, location)) is None:
+        return more, mend, location
+    holder, line = entry
+    culprits.append(Culprit("call", holder, "the result is put in it", location))
+    more = (
+        f"; line {location.line} puts it in {holder}, of which line {line.line} reads another entry"
+    )
+    return (
+        more,
+        f"read the entry that was meant on line {line.line}, or drop the part that computes it",
+        line,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
+from ... import sources
 from ...findings import Culprit
 from ...probes.recorded.divergence import record
+from ...record.tracing import find_line
 from ...runs.again import forward_and_loss
 from ..lines.omitted_arguments import edit, without_names
 from ..lines.overwritten import overwritten
@@ -13,6 +16,8 @@ from ..lines.passed_on import handed_on, passed_by
 from ..lines.unread import unread, unread_names, unread_values
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import torch
 
     from ...findings import Location
@@ -49,6 +54,63 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
     if (slip := _slip(subject, place)) is not None:
         return slip
     return cause, fix, _passed_by(subject, place, told)
+
+
+def entry_read(subject: Subject, place: Location) -> tuple[str, Location] | None:
+    """Return the dict or list in which a line puts a result that is not read, and the one line that reads an entry of it afterwards.
+
+    None where the line puts it in none, and where nothing, or more than one line behind the loop that
+    fills it, reads entries.
+    """
+    function = sources.function_around(place.file, place.line)
+    name = sources.assigned_name(place)
+    made = [sources.statement(place.file, place.line)]
+    made += [
+        n for n in sources.own_nodes(function) if isinstance(n, ast.stmt) and n.lineno > place.line
+    ]
+    stores = (_stored_in(node, name if node is not made[0] else "") for node in made)
+    held = next((one for one in stores if one), "")
+    if not held:
+        return None
+    loops = sources.around(place.file, place.line, ast.For)
+    filled = max((loop.end_lineno or 0 for loop in loops[:1]), default=place.line)
+    reads = {
+        node.lineno
+        for node in sources.own_nodes(function)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and ast.unparse(node.value) == held
+        and node.lineno > filled
+    }
+    ran: set[int] = set()
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event != "call" and line in reads and frame.f_code.co_filename == place.file:
+            ran.add(line)
+        return False
+
+    with subject.pristine():
+        find_line(forward_and_loss(subject), watcher)
+    if len(ran) != 1:
+        return None
+    return held, sources.of_line(place.file, ran.pop(), place.function)
+
+
+def _stored_in(node: ast.stmt | None, name: str) -> str:
+    """Return the variable in which a statement puts a value, that of ``name`` where one is given: ``held[key] = name``, ``held.append(name)``."""
+    target: ast.expr | None = None
+    value: ast.expr | None = None
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        target, value = node.targets[0], node.value
+    elif isinstance(node, ast.Expr) and sources.called(node.value) in ("append", "add", "insert"):
+        assert isinstance(node.value, ast.Call)
+        target, value = node.value.func, next(iter(node.value.args[-1:]), None)
+    if not isinstance(target, ast.Subscript | ast.Attribute) or not isinstance(
+        target.value, ast.Name
+    ):
+        return ""
+    same = not name or (isinstance(value, ast.Name) and value.id == name)
+    return target.value.id if same and target.value.id != "self" else ""
 
 
 def _slip(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]] | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ...findings import Finding, Location
+    from ...probes.numbers.views import IdleChoice
     from ...runs.liveness.idle_rows import IdleRows
     from ...runs.liveness.takings import Taking
     from ...runs.liveness.unread import Unread
@@ -71,6 +72,25 @@ def result(subject: Subject, lost: Unread) -> Finding:
         cause=cause,
         because=f"no operation of a forward was given the result of {lost.op}, in train mode or in eval mode",
         fix=_FIXES[lost.kind].format(text=short, name=lost.name, again=again, line=place.line),
+    )
+
+
+def idle_choice(subject: Subject, idle: IdleChoice) -> Finding:
+    """Explain an index that chooses among copies of one entry."""
+    made = idle.made or idle.location
+    line = f" on line {made.line}" if made is not None else ""
+    return violated(
+        "result-unread",
+        f"the index of {idle.op} has no influence: dimension {idle.dim} holds {idle.shape[idle.dim]} copies of one entry",
+        culprits=[
+            Culprit("call", "repeat", "makes the copies", made),
+            Culprit("call", idle.op, "chooses among them", idle.location),
+        ],
+        location=made,
+        observed=f"{idle.op} chooses along dimension {idle.dim} of {list(idle.shape)}",
+        cause=f"the copies{line} stand along the dimension that is indexed",
+        because=f"this dimension had size 1 before it was repeated to {idle.shape[idle.dim]}",
+        fix=f"insert the new dimension elsewhere{line}, so that {idle.op} indexes the entries and not their copies",
     )
 
 

@@ -244,7 +244,7 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
     output_is_longer = len(seen.output) > len(seen.target)
     longer = seen.output if output_is_longer else seen.target
     axis = next((i for i, size in enumerate(longer) if size == 1), len(longer) - 1)
-    names = ("output", "target") if output_is_longer else ("target", "output")
+    names = ("output", seen.other) if output_is_longer else (seen.other, "output")
     ones = len(longer) - min(len(seen.output), len(seen.target))
     shapes = (
         f"{names[0]}.squeeze({axis}), or {names[1]}.unsqueeze({axis})"
@@ -255,7 +255,7 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
     verb = "compared with the targets of" if compares else "combined with what belongs to"
     return violated(
         "loss-broadcast",
-        f"output {list(seen.output)} and target {list(seen.target)} broadcast to {list(seen.result)} in the loss",
+        f"output {list(seen.output)} and {seen.other} {list(seen.target)} broadcast to {list(seen.result)} in the loss",
         culprits=[
             culprit(
                 subject, f"{seen.op.name} of {list(seen.output)} and {list(seen.target)}", place

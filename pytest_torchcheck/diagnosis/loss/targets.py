@@ -12,7 +12,9 @@ from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.own import OwnLoss
+from ...probes.loss.pulls import others_of
 from ...probes.numbers.finiteness import find_nonfinite
+from ...probes.recorded.operations import aligned, changed, record
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.losses.consumption import loss_calls
 from ...verdicts import suspicious, violated
@@ -21,7 +23,7 @@ from .consumed import loss_line
 from .divisors import Divisors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ...findings import Location, Status
     from ...probes.loss.directions import Direction
@@ -83,7 +85,9 @@ def unread(
     subject: Subject, loss: LossOfOutput, path: str, samples: list[int], total: int
 ) -> Finding:
     """Explain a loss over a part of the batch."""
-    place = made_for_loss(subject, loss, target_first=False)
+    place = _losing(subject, loss, path, samples[0]) or made_for_loss(
+        subject, loss, target_first=False
+    )
     return violated(
         "target-unread",
         f"the loss never reads {path} of {len(samples)} of {total} samples",
@@ -97,6 +101,31 @@ def unread(
         because="the targets of the other samples change it, one by one, under the same seed",
         fix="compute the loss over every sample: check slices and indices of the batch dimension",
     )
+
+
+def _losing(subject: Subject, loss: LossOfOutput, path: str, sample: int) -> Location | None:
+    """Return the last line of a loss that reads what the targets of a sample change, and gives what they do not."""
+    target = loss.targets()[path]
+    axis = subject.source.axes(subject.source.batch_symbol or "").get(path, 0)
+    other = next(others_of(target, axis, sample), None)
+    if other is None:
+        return None
+    base = record(lambda: loss.run()[0])
+    again = record(lambda: loss.run(loss.with_targets(target, other))[0])
+
+    def differs(pairs: Iterable[tuple[int, int]]) -> bool:
+        masks = [changed(base.values[a], again.values[b]) for a, b in pairs]
+        return any(bool(m.any()) if isinstance(m, torch.Tensor) else bool(m) for m in masks)
+
+    found = None
+    for a, b in aligned(base, again):
+        if a is None or b is None:
+            continue
+        read = zip(a.operands, b.operands, strict=True)
+        gave = zip(a.results, b.results, strict=True)
+        if differs(read) and not differs(gave):
+            found = a.op.location or found
+    return found
 
 
 def ignored(

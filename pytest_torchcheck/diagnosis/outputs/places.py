@@ -133,7 +133,11 @@ def told_by(
 
 
 def place_dependence(
-    subject: Subject, batch: Batch, turned: Batch, axes: Mapping[str, int] | None = None
+    subject: Subject,
+    batch: Batch,
+    turned: Batch,
+    axes: Mapping[str, int] | None = None,
+    order: torch.Tensor | None = None,
 ) -> Place | None:
     """Return the first operation whose output, as a set of values, differs between two orders of the samples.
 
@@ -143,12 +147,18 @@ def place_dependence(
         turned: The same in another order.
         axes: For entries of sets in place of samples, by path, the dimension along which they
             stand: a view that scatters them is told then.
+        order: The sample of ``batch`` at each place of ``turned``.
     """
     size = next((batch.tensors()[path].shape[dim] for path, dim in (axes or {}).items()), 0)
     changed = [with_entry(batch, turned, axes or {}, n) for n in range(min(size, _SAMPLES))]
     (base, permuted, *runs), allowed = recorded(subject, [batch, turned, *changed])
     found = first_place_dependence(
-        base, permuted, allowed=allowed or 1e-5, perturbed=dict(enumerate(runs)), size=size
+        base,
+        permuted,
+        allowed=allowed or 1e-5,
+        perturbed=dict(enumerate(runs)),
+        size=size,
+        order=order,
     )
     return told_by(found, subject.model, "entries")
 

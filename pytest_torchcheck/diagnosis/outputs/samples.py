@@ -108,7 +108,7 @@ def placed(
     path, gap = max(gaps.items(), key=lambda item: item[1])
     place = places.mixing_line(subject)
     if place is None or not place.cause:
-        place = places.place_dependence(subject, batch, turned)
+        place = places.place_dependence(subject, batch, turned, order=order)
     if place is None and _only_batch_statistics(subject):
         return mixed(subject, batch, turned, rows, gaps)
     return places.finding_at(

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 from ... import sources
 from ...explanation import Explanation, clipped, listed, on_line
 from ...findings import Culprit
+from ...record.tracing import find_line, line_of
+from ...state import seed_everything
 from ..lines.assigned import assigned
 from .given_parameters import MOST, Given, given_to_optimizers
 from .making import making
 from .used_up_iterators import used_up, used_up_near
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import torch
 
     from ...findings import Location
@@ -198,6 +202,67 @@ def left_out(subject: Subject, name: str) -> LeftOut | None:
     return LeftOut(
         location=first.place, words=f"{words}: line {first.place.line}", culprits=tuple(kept)
     )
+
+
+def lost(subject: Subject, name: str) -> LeftOut | None:
+    """Return the line after which no list or dict of the optimizer function holds a parameter that one held before it."""
+    made = making(subject)
+    found: list[Location] = []
+    held: dict[FrameType, bool] = {}
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        parameter = dict(model.named_parameters())[name]
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            now = any(_holds(value, parameter) for value in frame.f_locals.values())
+            if held.get(frame) and not now:
+                found.append(line_of(frame.f_code, line))
+            held[frame] = now
+            return False
+
+        find_line(lambda: subject.make_optimizer(model), watcher)
+    if not found:
+        return None
+    place = found[-1]
+    first = _deciding(made, place)
+    deciding = first != place
+    words = f"line {place.line} drops {name}, which a list held before"
+    if deciding:
+        words += f"; line {first.line} decides that it runs"
+    culprits = [Culprit("call", "parameters", f"drops {name}", place)]
+    if deciding:
+        culprits.insert(
+            0, Culprit("call", sources.assigned_name(first) or "if", "decides it", first)
+        )
+    return LeftOut(
+        location=first,
+        words=words,
+        culprits=tuple(culprits),
+        fix=f"keep what line {place.line} replaces: add to it, or let it run once for each group",
+    )
+
+
+def _deciding(made: Making, place: Location) -> Location:
+    """Return the test for a new entry that lets a line of a loop run, or the line that gave it its one name; else the line."""
+    loops = sources.around(place.file, place.line, ast.For)
+    tests = sources.around(place.file, place.line, ast.If)
+    if not loops or not tests or tests[-1].lineno <= loops[-1].lineno:
+        return place
+    name = ast.unparse(tests[-1].test).removeprefix("not ")
+    ran = {(p.file, p.line) for p in made.lines}
+    head, *above = sources.deciding_lines(place)
+    if not name.isidentifier():
+        return head if " in " in name else place
+    return next((p for p in above if (p.file, p.line) in ran), head)
+
+
+def _holds(value: Any, parameter: torch.Tensor, depth: int = 3) -> bool:
+    """Say whether a list, set or dict holds a parameter, itself or in another one."""
+    if not isinstance(value, list | tuple | set | dict) or not depth:
+        return False
+    each = value.values() if isinstance(value, dict) else value
+    return any(one is parameter or _holds(one, parameter, depth - 1) for one in each)
 
 
 def spent_of(subject: Subject, name: str) -> UsedUp | None:

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pytest_torchcheck import sources
-from pytest_torchcheck.record.tracing import find_line, line_of
+from pytest_torchcheck.record.tracing import find_line, line_giving, line_of, returns
 from pytest_torchcheck.state import seed_everything
 from pytest_torchcheck.subject.gradients import clear_gradients
 from pytest_torchcheck.subject.optimizers import optimizers_of, step_schedulers
@@ -69,6 +69,58 @@ def last_setting(subject: Subject, step: int) -> Setting | None:
             for cls, name, original in originals:
                 setattr(cls, name, original)
     return watch.found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Produced:
+    """What computed a rate that another line then set.
+
+    Attributes:
+        function: Name of the function that first returned it.
+        location: The line by which it did.
+        counter: The one whole number that this line reads; empty where there is none, or several.
+        counted: The line that gave it its value.
+    """
+
+    function: str
+    location: Location
+    counter: str
+    counted: Location | None
+
+
+def produced(subject: Subject, step: int, rate: float) -> Produced | None:
+    """Return the function that first returned a rate in the steps up to one; None where none returned it."""
+
+    def run() -> None:
+        with subject.pristine(steps=True) as model, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.train()
+            _steps(subject, model, step)
+
+    def holds(value: Any) -> bool:
+        each = value if isinstance(value, list | tuple) else [value]
+        return any(isinstance(one, float) and one == rate for one in each)
+
+    found = (one for one in returns(run) if holds(one.value))
+    # a comprehension's value is that of the function around it
+    made = next(
+        (one for one in found if not one.frame.f_code.co_name.endswith(("comp>", "expr>"))), None
+    )
+    if made is None:
+        return None
+    code, known = made.frame.f_code, made.frame.f_locals
+    numbers = [
+        name
+        for name in sources.names_read(code.co_filename, made.line)
+        if isinstance(known.get(name), int) and not isinstance(known[name], bool)
+    ]
+    counter = numbers[0] if len(numbers) == 1 else ""
+    return Produced(
+        function=code.co_name,
+        location=line_of(code, made.line),
+        counter=counter,
+        counted=line_giving(run, code, counter) if counter else None,
+    )
 
 
 def _steps(subject: Subject, model: nn.Module, count: int) -> None:

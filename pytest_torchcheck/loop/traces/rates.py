@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
@@ -13,7 +15,7 @@ from pytest_torchcheck.record.tracing import find_line
 
 from ...verdicts import suspicious, violated
 from ..closures import functions_of
-from .rate_setting import last_setting
+from .rate_setting import last_setting, produced
 from .wording import at, call
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _TOLERANCE = 1e-6
 _VANISHED = 1e-2
 _OTHER_FUNCTION = "the schedule differs from the declared function"
+_SHIFTED = "the schedule counts its steps otherwise from"
 _OTHER_BASE = (
     "every rate is off by the same factor: the base rate or the scale of the schedule is wrong"
 )
@@ -174,12 +177,23 @@ def schedule_finding(
                 f"set group['lr'] of every param_group after {at(place)}, or load only the "
                 "moments (state)"
             )
+    formula = None
+    if by_hand and setting is not None and cause.startswith((_OTHER_FUNCTION, _SHIFTED)):
+        formula = produced(subject, n, setting.after)
     culprits = [Culprit("scheduler", e.name, f"{len(stepped)} calls", e.place) for e in stepped[:1]]
     culprits += [Culprit("scheduler", name, "defines the schedule", p) for name, p in made]
     if setting is not None:
         name = "optimizer.load_state_dict" if setting.loads else "lr"
         detail = f"sets the learning rate to {setting.after:g}"
         culprits.insert(0, Culprit("call", name, detail, place))
+        if formula is not None:
+            place = formula.location
+            if cause.startswith(_SHIFTED) and formula.counted is not None:
+                place = formula.counted
+                because += (
+                    f"; {formula.function} computes it from {formula.counter}, set at {at(place)}"
+                )
+            culprits.insert(0, Culprit("call", formula.function, "gives that rate", place))
     elif not stepped and len(set(rates)) == 1 and made:
         # there is a scheduler, and what is wrong is the call that is not there
         culprits.insert(0, Culprit("scheduler", "scheduler.step", "missing", step.place))
@@ -257,7 +271,24 @@ def _relation(
             "the rate of step n is the one declared for n - 1",
             "start the schedule at the first step (its initial step, or last_epoch)",
         )
+    pairs = enumerate(zip(rates, far, strict=False))
+    start = next((n for n, pair in pairs if not close(*pair, scale)), 0)
+    if len({f"{rate:.12g}" for rate in rates[start:]}) > 2 and start:
+        for shift in sorted(range(1 - count, count), key=abs):
+            if shift and follows(partial(operator.add, shift), start):
+                return _shifted(start, shift)
     return _stretched(follows, name, stepped, trace, where, rates, far)
+
+
+def _shifted(start: int, shift: int) -> tuple[str, str, str]:
+    """Describe rates that are right before a step and another part of the schedule's from there on."""
+    later = f"{abs(shift)} steps {'later' if shift > 0 else 'earlier'}"
+    before = f": subtract the {start} steps before it" if shift == start else ""
+    return (
+        f"{_SHIFTED} step {start} on: its rates are those declared {later}",
+        f"up to step {start - 1} the rates are as declared, then each is the one declared {later}",
+        f"correct the count of steps from step {start} on{before}",
+    )
 
 
 def _stretched(

@@ -123,12 +123,13 @@ class LossCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broadcast:
-    """An operation that stretched an output and a target against each other."""
+    """An operation that stretched an output and a target, or (``other``) two outputs, against each other."""
 
     op: Op
     output: tuple[int, ...]
     target: tuple[int, ...]
     result: tuple[int, ...]
+    other: str = "target"
 
 
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "clip"})
@@ -301,6 +302,8 @@ class LossWatch(Watch):
         second = next(
             (i for i, kind in enumerate(kinds) if kind in ("target", "both") and i != first), None
         )
+        if second is None and all(kinds[:2]) and not self._inside:
+            self._doubled(name, inputs, result)
         if first is None or second is None:
             return
         a, b = inputs[first], inputs[second]
@@ -319,6 +322,22 @@ class LossWatch(Watch):
         self.broadcasts.append(
             Broadcast(op=self.op(name), output=tuple(a.shape), target=tuple(b.shape), result=joint)
         )
+
+    def _doubled(self, name: str, inputs: list[Tensor], result: Tensor) -> None:
+        """Note a result whose samples stand along two dimensions, with dimensions of size 1 left between them.
+
+        Pairs that are meant are made of ``x[:, None]`` and leave none.
+        """
+        a, b = sorted(inputs[:2], key=lambda tensor: -tensor.ndim)
+        shape, at = result.shape, a.ndim - b.ndim
+        if not b.ndim or len(a) == 1 or 1 not in shape[1:at]:
+            return
+        if len(a) == len(b) == shape[at] and a.shape[at] == 1:
+            output, other, joint = map(tuple, (b.shape, a.shape, result.shape))
+            op = self.op(name)
+            self.broadcasts.append(
+                Broadcast(op=op, output=output, target=other, result=joint, other="output")
+            )
 
     def _kind(self, tensor: Tensor) -> str:
         found = self._taint.get(id(tensor))

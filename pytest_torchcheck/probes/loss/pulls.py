@@ -78,7 +78,9 @@ def others_of(target: torch.Tensor, axis: int, sample: int) -> Iterator[torch.Te
     else:
         spread = float(target.std()) if target.numel() > 1 else 0.0
         step = spread if spread > 0 else 1.0
-        candidates = [row + step, row - step]
+        noise = torch.randn(row.shape, generator=torch.Generator().manual_seed(0))
+        # a loss may take out what all values share, such as their mean
+        candidates = [row + step * noise.to(row.device, row.dtype), row + step, row - step]
     for values in candidates:
         if not torch.equal(values, row):
             made = target.clone()
@@ -105,3 +107,13 @@ def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
     return trees.dense(slope).movedim(axis, 0).flatten(1).double() if slope.dim() > 1 else (
         trees.dense(slope)[:, None].double()
     )  # fmt: skip
+
+
+def hardest(loss: LossOfOutput, read: list[int], unread: list[int], axis: int) -> bool:
+    """Say whether the samples that are read have higher losses than all others, each in a batch of its own copies."""
+    every = (*read, *unread)
+    try:
+        own = {s: float(loss.cut(torch.full((len(every),), s), axis).run()[0]) for s in every}
+    except SubjectError:
+        return False
+    return min(own[s] for s in read) >= max(own[s] for s in unread)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...findings import Location
-    from .views import Moved
+    from .views import IdleChoice, Moved
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -127,6 +127,7 @@ class Signals:
         averaging: Products of softmax weights with values.
         views: How many views of two dimensions or more were taken.
         moved: Those of them that move a dimension.
+        idle_choices: Choices by index among copies of one entry, which a layer computed.
     """
 
     taps: list[Tap] = field(default_factory=list)
@@ -140,6 +141,7 @@ class Signals:
     averaging: list[Averaging] = field(default_factory=list)
     views: int = 0
     moved: list[Moved] = field(default_factory=list)
+    idle_choices: list[IdleChoice] = field(default_factory=list)
 
 
 _PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm"})

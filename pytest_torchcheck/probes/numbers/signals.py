@@ -23,7 +23,7 @@ from ..recorded.watch import (
     version_of,
 )
 from .signal_facts import WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
-from .views import SEEN, Views
+from .views import CHOICES, SEEN, Copies, Views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -116,7 +116,7 @@ class SignalWatch(Watch):
         self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
         self._reads = Reads()
         self._weights = Weights()
-        self._views = Views()
+        self._views, self._copies = Views(), Copies()
 
     def __exit__(
         self,
@@ -127,6 +127,7 @@ class SignalWatch(Watch):
         super().__exit__(kind, error, traceback)
         self.seen.unread = self._reads.unread()
         self.seen.views, self.seen.moved = self._views.seen, self._views.found
+        self.seen.idle_choices = self._copies.found
         self.seen.chains = [
             (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
         ]
@@ -231,6 +232,8 @@ class SignalWatch(Watch):
         if outside and name in SEEN:
             module = self.scopes[-1].name if self.scopes else ""
             self._views.called(name, args, result, module, self.locate)
+        if outside and name in CHOICES and args and self._source(args[0]) is not None:
+            self._copies.called(name, args, result, self.locate)
         if outside:
             source = None
             given = operands(args, kwargs)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..recorded.watch import version_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -184,3 +186,68 @@ def order(given: Shape, made: Shape) -> tuple[int, ...] | None:
             places = iter(way)
             return tuple(axis if given[axis] == 1 else next(places) for axis in range(len(given)))
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleChoice:
+    """A choice by index along a dimension in which all entries are copies of one.
+
+    Attributes:
+        op: The call that chooses.
+        location: Its line.
+        made: The line that makes the copies.
+        dim: The dimension.
+        shape: Of what is chosen from.
+    """
+
+    op: str
+    location: Location | None
+    made: Location | None
+    dim: int
+    shape: tuple[int, ...]
+
+
+_COPYING = frozenset({"repeat", "expand"})
+CHOICES = _COPYING | {"gather", "index_select"}
+"""Bare names of the calls that :class:`Copies` is to see."""
+
+
+class Copies:
+    """Finds choices among entries that a ``repeat`` or ``expand`` has made equal."""
+
+    def __init__(self) -> None:
+        self._found: list[IdleChoice] = []
+        self._others: set[Location | None] = set()
+        self._made: dict[int, tuple[weakref.ref[Tensor], int, frozenset[int], Location | None]] = {}
+
+    def called(
+        self, name: str, args: Any, result: Any, locate: Callable[[], Location | None]
+    ) -> None:
+        """See one call."""
+        given = args[0] if args else None
+        if not isinstance(given, Tensor) or not isinstance(result, Tensor) or not given.ndim:
+            return
+        if name in _COPYING:
+            before = (1,) * (result.ndim - given.ndim) + tuple(given.shape)
+            dims = frozenset(d for d, n in enumerate(result.shape) if before[d] == 1 < n)
+            if dims:
+                self._made[id(result)] = (
+                    weakref.ref(result),
+                    version_of(result) or 0,
+                    dims,
+                    locate(),
+                )
+            return
+        made, version, dims, line = self._made.get(id(given), (None, 0, frozenset(), None))
+        fresh = made is not None and made() is given and (version_of(given) or 0) == version
+        dim = args[1] % given.ndim if len(args) > 2 and isinstance(args[1], int) else 0
+        place, shape = locate(), tuple(given.shape)
+        if not fresh or not dim or dim not in dims:
+            self._others.add(place)
+        elif len(self._found) < _MOST:
+            self._found.append(IdleChoice(op=name, location=place, made=line, dim=dim, shape=shape))
+
+    @property
+    def found(self) -> list[IdleChoice]:
+        """Those on lines that choose among nothing else: beams begin as copies, too, and samples are repeated."""
+        return [one for one in self._found if one.location not in self._others]

@@ -92,6 +92,8 @@ def first_spread(
     step, place = origin(base, starts[0], spreads)
     if step is None:
         return None
+    if side == "right":
+        step, place = _before_join(base, step, place, masks, length)
 
     def rows(place: int) -> Rows | None:
         return rows_of_labels(masks.get(place, {}), length, lambda labels, kept: labels >= kept)
@@ -109,16 +111,120 @@ def _spread_places(base: Trace, masks: Mapping[int, Mapping[int, Tensor]], lengt
     A value without a dimension of the sequence's length may seem to keep it by chance, such as the
     16 features of a pooled sequence of 11: it counts as what it was made of.
     """
+    parts = _parts_of_sequences(base, masks, length)
     found = {
-        place for place, known in masks.items() if known and not _confined(known, length, "any")
+        place
+        for place, known in masks.items()
+        if known and not _confined(known, length, "any", parts.get(place, ()))
     }
     for step in base.steps:
         read = any(place in found and place in base.makers for place in step.operands)
         for place in step.results if read else ():
             known = masks.get(place, {})
-            if known and not _confined(known, length, "exact"):
+            if known and not _confined(known, length, "exact", parts.get(place, ())):
                 found.add(place)
     return found
+
+
+CHOOSING = frozenset(
+    {"__getitem__", "split", "chunk", "unbind", "narrow", "select", "index_select", "gather"}
+)
+"""Operations that only choose elements of what they read."""
+
+
+def _parts_of_sequences(
+    base: Trace, masks: Mapping[int, Mapping[int, Tensor]], length: int
+) -> dict[int, tuple[Tensor, ...]]:
+    """Return the last position that each place of a chunk, or a chosen position, may see.
+
+    Choosing spreads nothing, so what changed in a part of a sequence may change, there and in what
+    is computed of it. A chosen position has no dimension left, or one of size 1.
+
+    Returns:
+        By value, what :func:`_readings` returns for a dimension of the part's size, and a tensor
+        of shape () for a single position.
+    """
+    parts: dict[int, tuple[Tensor, ...]] = {}
+
+    def keeps(place: int) -> bool:
+        return _confined(masks.get(place, {}), length, "any", parts.get(place, ()))
+
+    for step in base.steps:
+        if not all(keeps(place) for place in step.operands):
+            continue
+        known = {
+            tuple(each.flatten().tolist()): each
+            for place in step.operands
+            for each in parts.get(place, ())
+        }
+        sizes = {length, *(part.numel() for part in known.values() if part.ndim)}
+        # an index that was computed may choose what must not be read
+        alone = len(step.operands) == 1 and step.op.name.rpartition(".")[2] in CHOOSING
+        chosen = step.operands if alone else ()
+        for result in step.results:
+            learned = list(known.values())
+            for place in chosen:
+                before, after = base.values[place].shape, base.values[result].shape
+                dim = _cut_dimension(before, after, sizes)
+                if dim is not None and result in masks:
+                    kept = dim if len(before) == len(after) else None
+                    learned.append(_last_seen(masks[result], kept))
+            joined = length in base.values[result].shape and not any(
+                length in base.values[place].shape for place in step.operands
+            )
+            if learned and not joined:
+                parts[result] = tuple(learned)
+    return parts
+
+
+def _last_seen(masks: Mapping[int, Tensor], dim: int | None) -> Tensor:
+    """Return the largest number of kept positions at which each place of a dimension, or anything, changed."""
+    last = torch.tensor(-1)
+    for kept in sorted(masks):
+        mask = masks[kept].cpu()
+        row = mask.any() if dim is None else mask.movedim(dim, 0).flatten(1).any(1)
+        last = torch.where(row, kept, last)
+    return last
+
+
+def _before_join(
+    base: Trace, step: Step, place: int, masks: Mapping[int, Mapping[int, Tensor]], length: int
+) -> tuple[Step, int]:
+    """Walk on from an operation that joins values of one position each to what brought a later one into a value."""
+    if len(step.operands) != length:
+        return step, place
+    for position, operand in enumerate(step.operands):
+        for kept, mask in masks.get(operand, {}).items():
+            if position >= kept or not bool(mask.any()):
+                continue
+
+            def early(place: int, kept: int = kept) -> bool:
+                known = masks.get(place, {})
+                whole = length in base.values[place].shape and _confined(known, length, "exact")
+                return kept in known and bool(known[kept].any()) and not whole
+
+            brought, made = origin(base, operand, early)
+            if brought is not None:
+                return brought, made
+    return step, place
+
+
+def _cut_dimension(
+    before: tuple[int, ...], after: tuple[int, ...], sizes: Iterable[int]
+) -> int | None:
+    """Return the dimension, of one of some sizes, that a choice has shortened or taken away."""
+    for dim, size in enumerate(before):
+        rest = (*before[:dim], *before[dim + 1 :])
+        if size in sizes and (
+            after == rest
+            or (
+                len(after) == len(before)
+                and (*after[:dim], *after[dim + 1 :]) == rest
+                and after[dim] < size
+            )
+        ):
+            return dim
+    return None
 
 
 def _changed_places(
@@ -169,7 +275,10 @@ def operands_of(trace: Trace, step: Step) -> tuple[Op, ...]:
 
 
 def _confined(
-    masks: Mapping[int, Tensor], length: int, along: Literal["any", "exact", "pairs"]
+    masks: Mapping[int, Tensor],
+    length: int,
+    along: Literal["any", "exact", "pairs"],
+    parts: Iterable[Tensor] = (),
 ) -> bool:
     """Say whether the changes stay along one dimension, or two, where they may be.
 
@@ -178,6 +287,7 @@ def _confined(
         length: Length of the sequence.
         along: ``any`` dimension that can be the sequence, those of its length (``exact``), or two
             of its length (``pairs``).
+        parts: Parts of the sequence that the value was computed of.
     """
     if not any(bool(mask.any()) for mask in masks.values()):
         return True
@@ -187,6 +297,11 @@ def _confined(
     ]
     whole = [(dim, reading) for dim, reading in readings if shape[dim] == length]
     single = {"any": readings, "exact": whole, "pairs": []}[along]
+    single = [
+        *single,
+        *((d, part) for part in parts for d, n in enumerate(shape) if part.ndim and n == len(part)),
+        *((0, part.expand(shape[0])) for part in parts if not part.ndim and shape),
+    ]
     return any(
         _holds(masks, each) for each in [*((one,) for one in single), *combinations(whole, 2)]
     )

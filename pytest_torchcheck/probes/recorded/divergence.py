@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..positions.rereading import find_reread, rows_of_labels
-from ..positions.spread import Spread, first_spread, operands_of, origin
+from ..positions.spread import CHOOSING, Spread, first_spread, operands_of, origin
 from .operations import Snapshot, Step, Trace, aligned, changed, error, record
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def first_hiding(
     ownership = _Ownership(base, perturbed, allowed)
     for step in base.steps:
         read = [place for place in step.operands if ownership.mixed(place)]
-        if not read or step.op.name.rpartition(".")[2] in _CHOOSING:
+        if not read or step.op.name.rpartition(".")[2] in CHOOSING:
             continue
         if step.results and not any(map(ownership.mixed, step.results)):
             owners = ownership.owners(read[0])
@@ -285,11 +285,6 @@ def first_hiding(
             )
             return _divergence("mixing", base, step, fact)
     return None
-
-
-_CHOOSING = frozenset(
-    {"__getitem__", "split", "chunk", "unbind", "narrow", "select", "index_select", "gather"}
-)
 
 
 def _scattered(base: Trace, ownership: _Ownership, size: int) -> Divergence | None:
@@ -312,6 +307,7 @@ def first_place_dependence(
     allowed: float = 1e-5,
     perturbed: Mapping[int, Trace] | None = None,
     size: int = 0,
+    order: Tensor | None = None,
 ) -> Divergence | None:
     """Find the operation whose result depends on where in the batch a sample stands, or an entry in its set.
 
@@ -327,6 +323,8 @@ def first_place_dependence(
         perturbed: Per entry, the run in which only its contents were changed: tells a view that
             took the entries out of their rows before.
         size: How many entries there are.
+        order: The sample that stands at each place of ``permuted``: what first wrote to a mask by
+            the place of a sample is then named, not what reads the mask.
     """
     for a, b in aligned(base, permuted):
         if a is None or b is None:
@@ -343,13 +341,38 @@ def first_place_dependence(
                     f"(largest magnitude {largest:.3g})"
                 )
                 gap = distance / largest if largest else float("inf")
-                found = _divergence("place", base, a, fact, error=gap)
+                marked = None if order is None else _marked(base, permuted, a, order)
+                if marked is not None:
+                    fact = f"{marked.op.name} gave a mask by the places of the samples; {fact}"
+                found = _divergence("place", base, marked or a, fact, error=gap)
                 if not perturbed or size < 2:
                     return found
                 ownership = _Ownership(base, perturbed)
                 rows = ownership.rows(size)
                 return replace(found, reread=find_reread(base, a, ownership.masks, rows, size))
     return None
+
+
+def _marked(base: Trace, permuted: Trace, step: Step, order: Tensor) -> Step | None:
+    """Return what made truth values that do not move with the samples, where a step reads such."""
+    pairs = {
+        place: other
+        for a, b in aligned(base, permuted)
+        if a is not None and b is not None
+        for place, other in zip(a.results, b.results, strict=True)
+    }
+
+    def stays(place: int) -> bool:
+        one, two = base.values[place].values, permuted.values[pairs.get(place, place)].values
+        if one is None or two is None or one.dtype != torch.bool or one.shape != two.shape:
+            return False
+        dims = [dim for dim, size in enumerate(one.shape) if size == len(order)]
+        return bool(dims) and not any(
+            torch.equal(one.index_select(dim, order.to(one.device)), two) for dim in dims
+        )
+
+    read = next((place for place in step.operands if stays(place)), None)
+    return None if read is None else origin(base, read, stays)[0]
 
 
 def _in_order(snapshot: Snapshot) -> Snapshot | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,8 +39,10 @@ def share_away(subject: Subject, output: Any, batch: Batch) -> dict[str, float]:
             continue
         work = (slope * towards).flatten(1).sum(1) if tensor.dim() > 1 else slope * towards
         moved = work != 0
-        if bool(moved.any()):
-            found[path] = float((work[moved] > 0).float().mean())
+        share = float((work[moved] > 0).float().mean()) if bool(moved.any()) else math.nan
+        # where few samples have a slope at all, it is the choice of samples that is wrong, not the sign
+        if share <= 0.95 or 2 * int(moved.sum()) >= moved.numel() > 0:
+            found[path] = share
     return found
 
 

@@ -175,6 +175,32 @@ def test_windows_past_the_end_are_told_by_the_count():
     assert finding.status == "passed"
 
 
+class Clips(Dataset):
+    def __init__(self, size=4):
+        self.clips, self.size = [torch.randn(n, 2) for n in (9, 11, 10)], size
+        self.starts = self.find_starts()
+
+    def find_starts(self):
+        found = []
+        for number, clip in enumerate(self.clips):
+            last = len(clip) - self.size + 2
+            found.extend((number, start) for start in range(0, last, 3))
+        return found
+
+    def __len__(self):
+        return len(self.starts)
+
+    def __getitem__(self, index):
+        number, start = self.starts[index]
+        return self.clips[number][start : start + self.size] * 2.0, number
+
+
+def test_a_table_of_starts_that_goes_too_far():
+    (found,) = told("samples-valid", dataset=Clips(), loader={"batch_size": 4})
+    assert found.location.line == line(Clips, "last = ")
+    assert "6:10 of 9 entries, and gets 3" in found.because
+
+
 class LabelMaps(Jittered):
     """Images with maps of labels; 9 is ignored."""
 

@@ -110,6 +110,24 @@ class Leaf(nn.Module):
         return x * self.scale
 
 
+def early(model, optimizer, x):
+    first = model(x).square().mean()
+    second = model(-x).abs().mean()
+    optimizer.zero_grad()
+    first.backward()
+    optimizer.step()
+    second.backward()
+
+
+def test_a_loss_that_was_computed_before_the_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = explain(lambda: early(model, optimizer, torch.randn(2, 3)), phase="step", model=model)
+    assert found.location.line == line(early, "second = ")
+    assert "move line" in found.fix
+
+
 def test_leaves_and_views():
     model = Leaf()
     found = explain(lambda: model(torch.randn(2, 3)), model=model)

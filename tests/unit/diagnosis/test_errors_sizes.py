@@ -290,3 +290,22 @@ def test_unpacking_a_value_and_splitting():
     assert explain(lambda: torch.randn(2, 3).unflatten(1, (2, 2))).code == "split-sizes"
     assert explain(lambda: torch.randn(2, 5).split([2, 2], 1)).code == "split-sizes"
     assert explain(lambda: nn.PixelShuffle(2)(torch.randn(1, 3, 4, 4))).code == "split-sizes"
+
+
+class Ring(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(10, 3))
+
+    def forward(self, x):
+        for start in (0, 4, 8):
+            slots = slice(start, start + len(x))  # HERE
+            self.kept[slots] = x
+        return x
+
+
+def test_a_slice_that_reaches_past_the_end():
+    model = Ring()
+    found = explain(lambda: model(torch.randn(4, 3)), model=model)
+    assert found.location.text.endswith("# HERE")
+    assert "8:12 of 10 entries, and gets 2" in found.because

@@ -201,6 +201,21 @@ def test_a_code_along_the_batch():
     assert find(Block()) is None
 
 
+def test_a_mask_by_the_place_of_a_sample():
+    class Kept(Block):
+        def mix(self, x):
+            small = x.argsort(-1).argsort(-1) < 3  # as many in each row
+            small = small.sort(-1).values
+            small[0] = False  # HERE
+            return x.masked_fill(small, 0.0)
+
+    order = torch.tensor([1, 2, 3, 0])
+    model, x = Kept(), batch()
+    runs = [record(lambda x=x: model(x), model) for x in (x, x[order])]
+    assert first_place_dependence(*runs).op.name == "Tensor.masked_fill"
+    assert first_place_dependence(*runs, order=order).location.text.endswith("# HERE")
+
+
 # positions
 
 
@@ -269,9 +284,35 @@ class Bidirectional(Block):
         return self.rnn(x)[0]  # HERE
 
 
+class BlockMean(Block):
+    def mix(self, x):
+        return torch.cat([h * h.mean(1, keepdim=True) for h in x.split(4, 1)], 1)  # HERE
+
+
+class NextInput(Block):
+    def mix(self, x):
+        steps, state = [], x.new_zeros(B, D)
+        for t in range(T):
+            seen = x[:, min(t + 1, T - 1)]  # HERE
+            state = torch.tanh(self.out(seen) + state)
+            steps.append(state)
+        return torch.stack(steps, 1)
+
+
 @pytest.mark.parametrize(
     "cls",
-    [NoMask, WrongMask, Sdpa, SymmetricConv, SquashedMean, Rolled, Sorted, Bidirectional],
+    [
+        BlockMean,
+        NextInput,
+        NoMask,
+        WrongMask,
+        Sdpa,
+        SymmetricConv,
+        SquashedMean,
+        Rolled,
+        Sorted,
+        Bidirectional,
+    ],
 )
 def test_where_the_future_leaks(cls):
     found = spread_of(cls())
@@ -327,8 +368,26 @@ class PrefixMean(Block):
         return x.cumsum(1) / torch.arange(1, T + 1)[:, None]
 
 
+class Chunked(Block):
+    def mix(self, x):
+        found, last = [], 0
+        for h in x.split(4, 1):
+            found.append(last + h.cumsum(1))
+            last = found[-1][:, -1:]
+        return torch.cat(found, 1)
+
+
+class ByHand(NextInput):
+    def mix(self, x):
+        steps = [x[:, 0]]
+        for t in range(1, T):
+            steps.append(torch.tanh(self.out(x[:, t]) + steps[-1]))
+        return torch.stack(steps, 1)
+
+
 @pytest.mark.parametrize(
-    "cls", [Block, CausalConv, Chomped, Flattened, SdpaCausal, Recurrent, PrefixMean]
+    "cls",
+    [Chunked, ByHand, Block, CausalConv, Chomped, Flattened, SdpaCausal, Recurrent, PrefixMean],
 )
 def test_causal_models_leak_nothing(cls):
     assert spread_of(cls()) is None

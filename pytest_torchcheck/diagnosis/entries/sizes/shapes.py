@@ -9,6 +9,8 @@ import torch
 from .... import sources
 from ....explanation import Explanation, listed, numbers, on_line
 from ....findings import Culprit, Location
+from ....record.tracing import line_giving
+from ....sources.slices import cuts
 from ...crashes.layers import dropped, named_source
 from ...crashes.table import entry
 from .binary import regression_shape
@@ -154,6 +156,8 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
         return found
     if (found := _short_table(scene, facts, dimension, observed)) is not None:
         return found
+    if (found := _cut_short(scene, summary, observed)) is not None:
+        return found
     cause = f"the sizes differ{at}, and neither is 1"
     because = scene.said
     fix = f"make the sizes equal{scene.on_line}"
@@ -181,6 +185,31 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=because,
         fix=fix,
         culprits=(*culprits, *scene.made_elsewhere(facts[:2])),
+    )
+
+
+def _cut_short(scene: Scene, summary: str, observed: str) -> Explanation | None:
+    """Explain a slice that reaches past the end of what it cuts, such as a ring buffer that does not wrap round."""
+    place, frame = scene.location, scene.frame
+    if place is None or frame is None:
+        return None
+    cut = next(cuts(sources.statement(place.file, place.line), frame.f_locals), None)
+    if cut is None:
+        return None
+    made = None
+    if cut.variable.isidentifier() and scene.rerun is not None:
+        made = line_giving(scene.rerun, frame.f_code, cut.variable)
+    return scene.explain(
+        code="broadcast-shapes",
+        summary=summary,
+        observed=observed,
+        cause=f"{cut.text} reaches past the end: it is cut to {max(0, cut.length - cut.start)} of "
+        f"{cut.stop - cut.start} entries",
+        because=f"{cut.fact}; {scene.said}",
+        fix=f"keep the indices below {cut.length}{on_line(made or place)}: start again at 0, as a ring "
+        f"does (indices % {cut.length}), or store more entries",
+        location=made or place,
+        culprits=(*scene.blame(cut.text), *scene.meeting(made)),
     )
 
 
