@@ -56,7 +56,7 @@ class Log:
 
 
 def _at_import(location: Location) -> Location:
-    """Return the line of a module or class body that has a contract declared: a function of the user's may do so for it."""
+    """Return the line of a module or class body that has a contract declared, be it by a function of the user's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Simple expressions, evaluated without running code of the user's, and slices that reach past the end of what they cut."""
+"""Simple expressions, evaluated without running the user's code, and slices that reach past the end."""
 
 from __future__ import annotations
 

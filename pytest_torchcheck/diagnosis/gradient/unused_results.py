@@ -57,7 +57,7 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
 
 
 def entry_read(subject: Subject, place: Location) -> tuple[str, Location] | None:
-    """Return the dict or list in which a line puts a result that is not read, and the one line that reads an entry of it afterwards.
+    """Return the dict or list in which a line puts an unread result, and the one line that reads an entry of it later.
 
     None where the line puts it in none, and where nothing, or more than one line behind the loop that
     fills it, reads entries.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Readers(Watch):
-    """Follows what is computed from some weights: the first call that makes a number of one, and the first that raised."""
+    """Follows what is computed from weights: the first call that makes a number of one, and the first that raised."""
 
     def __init__(self, model: torch.nn.Module, names: list[str]) -> None:
         super().__init__(model)

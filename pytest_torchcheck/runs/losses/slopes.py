@@ -326,7 +326,7 @@ def _compared(losses: _Losses, found: Descent) -> Descent:
 def _wrong(
     losses: _Losses, loss: float, promised: float, step: float, most: int = 24
 ) -> dict[str, float]:
-    """Look for parameters whose slope misses, the largest promises first, by halves of what is left; return the ratios."""
+    """Look for parameters whose slope misses, by halves, the largest promises first; return the ratios."""
     order = sorted(losses.promises, key=lambda name: -losses.promises[name])[:most]
     large = [name for name in order if losses.promises[name] > 1e-4 * promised]
     groups = [large] if large else []

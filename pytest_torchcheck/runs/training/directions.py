@@ -1,4 +1,4 @@
-"""Weights whose gradient points along one line whatever the data are: followed over the steps, then asked of the data."""
+"""Weights whose gradient points along one line whatever the data are: seen in the steps, then asked of the data."""
 
 from __future__ import annotations
 
