@@ -12,10 +12,11 @@ from ...codes import loss as explain
 from ...codes import updates
 from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
-from ...probes.loss.consumption import LINEAR, Broadcast, LogOf, Stretched
+from ...probes.loss.consumption import LINEAR, Broadcast, LogOf
 from ...probes.loss.directions import shuffled, turned
 from ...probes.loss.lost import lost_entries
 from ...probes.loss.slopes import repelled
+from ...probes.loss.stretching import Stretched
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import penalised_in_parts, step_evidence
 from ...runs.losses.step_reads import step_reads

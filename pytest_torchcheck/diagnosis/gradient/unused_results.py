@@ -97,7 +97,7 @@ def entry_read(subject: Subject, place: Location) -> tuple[str, Location] | None
 
 
 def _stored_in(node: ast.stmt | None, name: str) -> str:
-    """Return the variable in which a statement puts a value, that of ``name`` where one is given: ``held[key] = name``, ``held.append(name)``."""
+    """Return the variable in which a statement puts a value, as ``held[key] = name`` does; that of ``name`` if given."""
     target: ast.expr | None = None
     value: ast.expr | None = None
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...record.modes import Observer
 from ..gradient.surrogates import DeadTerms
 from ..recorded.watch import Op, Watch, name_of
 from .axes import CrossedAxes
@@ -342,29 +341,6 @@ class LossWatch(Watch):
     def _kind(self, tensor: Tensor) -> str:
         found = self._taint.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else ""
-
-
-class Stretched(Observer):
-    """Spread what one call of a softmax or sigmoid is given, around its mean.
-
-    Args:
-        number: Which call of a squashing function, from 0, as in :class:`LogOf`.
-        span: From the lowest to the highest value.
-    """
-
-    def __init__(self, number: int, span: float) -> None:
-        self._left, self._span = number, span
-
-    def around(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-        """Call the function, with its first argument spread where it is the one."""
-        if name_of(func).rpartition(".")[2] in SQUASHING:
-            self._left -= 1
-            if self._left == -1 and args and isinstance(args[0], Tensor):
-                given = args[0]
-                centred = given - given.mean()
-                reach = float(centred.abs().max())
-                args = (centred * (self._span / reach) if reach else given, *args[1:])
-        return func(*args, **kwargs)
 
 
 def parameter_of(module: nn.Module, producer: Producer | None) -> str | None:
