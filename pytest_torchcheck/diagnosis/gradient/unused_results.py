@@ -57,7 +57,7 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
 
 
 def entry_read(subject: Subject, place: Location) -> tuple[str, Location] | None:
-    """Return the dict or list in which a line puts an unread result, and the one line that reads an entry of it later.
+    """Return the dict or list that holds a result which is not read, and the one line that reads an entry of it.
 
     None where the line puts it in none, and where nothing, or more than one line behind the loop that
     fills it, reads entries.
@@ -97,7 +97,7 @@ def entry_read(subject: Subject, place: Location) -> tuple[str, Location] | None
 
 
 def _stored_in(node: ast.stmt | None, name: str) -> str:
-    """Return the variable in which a statement puts a value, as ``held[key] = name`` does; that of ``name`` if given."""
+    """Return the variable in which a statement puts a value, that of ``name`` where one is given."""
     target: ast.expr | None = None
     value: ast.expr | None = None
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):

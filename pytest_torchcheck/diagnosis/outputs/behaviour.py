@@ -149,7 +149,7 @@ def _overrider(subject: Subject, name: str) -> torch.nn.Module | None:
 def _mode_setter(
     subject: Subject, owner: torch.nn.Module, name: str
 ) -> tuple[Location | None, str]:
-    """Return the line of an overridden train() that reaches a sibling, and its name; else the line that sets a mode."""
+    """Return the line of a train() that reaches a sibling of a module, and its name; else the one that sets a mode."""
     code = getattr(type(owner).train, "__code__", None)
     lines: list[Location] = []
     reached: list[tuple[Location, str]] = []

@@ -205,7 +205,7 @@ def left_out(subject: Subject, name: str) -> LeftOut | None:
 
 
 def lost(subject: Subject, name: str) -> LeftOut | None:
-    """Return the line after which no list or dict of the optimizer function holds a parameter any more."""
+    """Return the line after which no list or dict holds a parameter that one held before it."""
     made = making(subject)
     found: list[Location] = []
     held: dict[FrameType, bool] = {}
@@ -244,7 +244,7 @@ def lost(subject: Subject, name: str) -> LeftOut | None:
 
 
 def _deciding(made: Making, place: Location) -> Location:
-    """Return the test for a new entry that lets a loop's line run, or the line that gave it its one name; else the line."""
+    """Return the test for a new entry that lets a line of a loop run, or the line of its one name; else the line."""
     loops = sources.around(place.file, place.line, ast.For)
     tests = sources.around(place.file, place.line, ast.If)
     if not loops or not tests or tests[-1].lineno <= loops[-1].lineno:
