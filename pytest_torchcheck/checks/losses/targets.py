@@ -14,7 +14,7 @@ from ...objects import trees
 from ...probes.loss.arguments import by_own_loss, by_step, targets_of, unread_targets
 from ...probes.loss.own import OwnLoss
 from ...probes.loss.places import deaf_gradient
-from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, hardest, pulls_of
+from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, chosen_by_loss, pulls_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import forward_facts, output_for_loss
 from ...runs.losses.consumption import evidence, loss_calls
@@ -342,8 +342,8 @@ def _judged(
     if not read:
         return  # no sample's: whether the loss reads them at all is another question
     axis = None if isinstance(loss, OwnLoss) else subject.contract.batch_dim
-    hard = bool(unread) and axis is not None and hardest(loss, list(read), unread, axis)
-    if unread and not hard and not _masked(subject, loss, unread):
+    mined = bool(unread) and axis is not None and chosen_by_loss(loss, list(read), unread, axis)
+    if unread and not mined and not _masked(subject, loss, unread):
         yield partial(explain.unread, subject, loss, path, unread, len(pulls))
         return
     elsewhere = {s: m for s, m in read.items() if float(m[s]) <= ROUNDING * float(m.max())}

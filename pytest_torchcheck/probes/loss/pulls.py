@@ -109,11 +109,17 @@ def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
     )  # fmt: skip
 
 
-def hardest(loss: LossOfOutput, read: list[int], unread: list[int], axis: int) -> bool:
-    """Say whether the samples that are read have higher losses than all others, each in a batch of its own copies."""
+def chosen_by_loss(loss: LossOfOutput, read: list[int], unread: list[int], axis: int) -> bool:
+    """Say whether the samples that are read have all higher losses than the others, or are most and have all lower ones.
+
+    Each loss is that of a batch of the sample's copies. The hardest samples may be mined, and the
+    easier ones kept where labels are noisy (Han et al., Co-teaching, 2018).
+    """
     every = (*read, *unread)
     try:
         own = {s: float(loss.cut(torch.full((len(every),), s), axis).run()[0]) for s in every}
     except SubjectError:
         return False
-    return min(own[s] for s in read) >= max(own[s] for s in unread)
+    kept, left = [own[s] for s in read], [own[s] for s in unread]
+    most = len(kept) >= len(left)
+    return min(kept) >= max(left) or (most and max(kept) <= min(left))

@@ -24,6 +24,10 @@ def hardest(output, target):
     return centred(output, target).topk(2).values.mean()
 
 
+def easiest(output, target):
+    return centred(output, target).topk(3, largest=False).values.mean()
+
+
 def half(output, target):
     errors = centred(output, target)
     kept = errors[: len(errors) // 2]  # HERE
@@ -38,7 +42,7 @@ def lowest(output, target):
     return least.mean()
 
 
-@pytest.mark.parametrize("loss", [every, hardest, half, lowest])
+@pytest.mark.parametrize("loss", [every, hardest, easiest, half, lowest])
 def test_every_sample_counts(loss):
     torch.manual_seed(0)
     contract = Contract(
