@@ -103,7 +103,7 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
     keep = min(_KEPT, budget.left / 2)
     if (quick := quick_attempt(subject, goal, budget, keep=keep)) is not None:
         seen, attempt = quick
-        slow = attempt.ended in ("pace", "budget") and attempt.remaining <= _HALF
+        slow = attempt.ended in ("pace", "budget") and _fell(attempt)
         if _done(attempt, goal) or slow or budget.left < keep + _SEEN:
             return _judge(subject, goal, seen, [attempt], budget, quick=True)
     seen = Look(loss=math.nan, floor=UNKNOWN, slope=0.0)
