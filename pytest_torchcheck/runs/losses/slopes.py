@@ -45,6 +45,9 @@ _ALIKE = 0.1  # of the distance to 1: by so much may the ratios of two steps dif
 _ONE_SIDED = (
     0.5  # of what is missing: by so much may the slopes of both sides differ; else there is a kink
 )
+_MANY = (
+    20 * CLOSE
+)  # of the slope: so much between both sides is too much at a tenth of the step, too
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
 _TOLD = 8  # so many parameters whose slope is another are looked for
@@ -118,6 +121,13 @@ class Descent:
         # where the loss is rounded, what misses by less could not be told from it
         rounded = self.narrow and abs(self.ratio(self.slopes[0]) - 1) < SURE
         return near or rounded or (far and self.measured is None)
+
+    @property
+    def kinked(self) -> bool:
+        """Say whether kinks explain what the first step misses, and are too many for a smaller one to show the slope."""
+        first = self.slopes[0]
+        gap = abs(first.ahead - first.behind) / self.promised
+        return gap > max(_ONE_SIDED * abs(self.ratio(first) - 1), _MANY)
 
     @property
     def measured(self) -> float | None:
@@ -312,7 +322,8 @@ def _compared(losses: _Losses, found: Descent) -> Descent:
         slope = losses.slope(step, loss, promised=promised, close=close)
         found = replace(found, slopes=(*found.slopes, slope))
         # a step that is larger than the first tells of nothing but rounding
-        if found.holds or found.measured is not None or (len(found.slopes) > 1 and not found.casts):
+        exact = not found.casts and (len(found.slopes) > 1 or found.kinked)
+        if found.holds or found.measured is not None or exact:
             break
     if found.holds or found.measured is None:
         return found
