@@ -26,6 +26,7 @@ from ...runs.training.enduring import decays_alone, fades
 from ...runs.training.later_steps import moved_as_built, stopped
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
+from ...runs.training.waiting import waiting
 from ...verdicts import inconclusive, not_applicable, passed
 from .lasting import lasting
 
@@ -184,6 +185,8 @@ def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
     excused |= differentiated(subject, left("none"))
     excused |= read_where_given(subject, left("none")).keys()
     excused |= _cancelled_in_step(subject, set(still) - excused, made)
+    if left := set(still) - excused:
+        excused |= waiting(subject, left)
     return excused | rounding_noise(subject, set(still) - excused)
 
 
