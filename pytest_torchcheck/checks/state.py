@@ -11,6 +11,7 @@ from .. import sources
 from ..codes import state as explain
 from ..explanation import counted, listed
 from ..findings import Culprit, Finding
+from ..objects import trees
 from ..runs import copying, saving
 from ..runs.facts import forward_facts
 from ..runs.outputs import Outputs, expectations, gap, outputs_of, reference, unlike
@@ -72,7 +73,10 @@ def _into_other(subject: Subject, other: nn.Module, expected: Outputs) -> Iterat
     """Load into an instance that the factory built with another seed."""
     wanted = expectations(subject)
     with subject.pristine() as model:
-        perturb(saving.saved_tensors(other))
+        ours = {
+            trees.address(t) for t in saving.registered(model)
+        }  # a table of constants may be one
+        perturb(t for t in saving.saved_tensors(other) if trees.address(t) not in ours - {None})
         stopped = _load(model, other)
         yield from stopped
         if any(finding.status != "suspicious" for finding in stopped):
