@@ -333,7 +333,7 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     """Copy the model, change the original, run the copy; pickle it, run what comes back; look for it after its use.
 
     Where a forward in training keeps a tensor with its graph, the model is copied after a training
-    step too.
+    step too, and where a module says itself what a copy gets, after some.
     """
     subject.require_values()
     expected = reference(subject)
@@ -345,6 +345,7 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
         yield passed(copying.PICKLED)
         yield passed(copying.COPIED.format(changed))
         yield from _after_use(subject)
+        yield from copies.check_trained(subject)
         return
     found = list(copies.check_pickle(subject, expected))
     if found[0].status != "violated":  # copying goes the way of pickling
@@ -355,6 +356,8 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
         yield _not_deterministic(noise)
         return
     yield from found
+    if all(finding.status != "violated" for finding in found):
+        yield from copies.check_trained(subject)
 
 
 def _after_use(subject: Subject) -> Iterator[Finding]:

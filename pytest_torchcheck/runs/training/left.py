@@ -11,6 +11,7 @@ from ...functions.discovery import is_compiled
 from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
+from ..copying import lost_in_copies
 from ..facts import copied, marks
 from ..outputs import gap
 from ..remembering import kept_value, put_value
@@ -41,6 +42,7 @@ class Left:
         rests: Whether some step after the first moves nothing.
         remembered: Outputs in evaluation mode that depend on ``kept``.
         by: Those of ``kept`` on which they depend.
+        uncopied: The code of a copy of the trained model that computes something else; empty where none does.
     """
 
     fading: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class Left:
     rests: bool = False
     remembered: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
+    uncopied: str = ""
 
 
 class Leaving:
@@ -92,8 +95,10 @@ class Leaving:
         put_back: tuple[str, ...] = ()
         remembered: tuple[str, ...] = ()
         by: tuple[str, ...] = ()
+        uncopied = ""
         if not is_compiled(model):
             try:
+                uncopied = lost_in_copies(self._subject, model, batch)
                 put_back = self._put_back(batch)
                 remembered, by = self._remembered(batch, kept)
             except SubjectError:
@@ -101,7 +106,7 @@ class Leaving:
         return Left(
             fading=self.strides.fading(), decaying=decaying, put_back=put_back, stale=stale,
             kept=kept, numbers=numbers, remembered=remembered, by=by,
-            rests=self.strides.rests(),
+            rests=self.strides.rests(), uncopied=uncopied,
             follows=self.strides.moved_freely(decaying) if decaying else {},
             resolutions={n: self.strides.resolution(n) for n in decaying},
         )  # fmt: skip
