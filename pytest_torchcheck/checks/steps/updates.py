@@ -189,8 +189,8 @@ def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
     excused |= differentiated(subject, left("none"))
     excused |= read_where_given(subject, left("none")).keys()
     excused |= _cancelled_in_step(subject, set(still) - excused, made)
-    if left := set(still) - excused:
-        excused |= waiting(subject, left)
+    if rest := set(still) - excused:
+        excused |= waiting(subject, rest)
     return excused | rounding_noise(subject, set(still) - excused)
 
 
