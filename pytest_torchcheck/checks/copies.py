@@ -12,9 +12,18 @@ from .. import sources
 from ..findings import Culprit, Finding
 from ..objects.held import filled_cells
 from ..probes.holding.held_by_models import closure_of, holdings
-from ..runs.copying import COPIED, OTHER_DRAWS, PICKLED, LightPickler, pickled, shared_with
+from ..runs.copying import (
+    COPIED,
+    OTHER_DRAWS,
+    PICKLED,
+    LightPickler,
+    copies_itself,
+    pickled,
+    shared_with,
+)
 from ..runs.outputs import Outputs, gap, outputs_of
 from ..runs.saving import perturb, registered
+from ..runs.training.steps import trajectory
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..text.printable import message_of
@@ -152,6 +161,31 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         yield _holding(subject, difference, shared)
     else:
         yield _dependent(subject, difference)
+
+
+def check_trained(subject: Subject) -> Iterator[Finding]:
+    """Report a copy of the trained model that computes something else, where one of the model as built does not."""
+    if not copies_itself(subject.model) or not any(
+        p.requires_grad for p in subject.model.parameters()
+    ):
+        return
+    try:
+        code = trajectory(subject).left.uncopied
+    except SubjectError:
+        return  # the checks of training explain it
+    if not code:
+        return
+    kind, what = type(subject.model).__name__, "pickling" if code[0] == "p" else "a deep copy"
+    yield violated(
+        code,
+        f"{kind} gives different outputs after {what}, once it is trained",
+        culprits=[Culprit("module", kind)],
+        location=_reducer(subject.model),
+        observed="after a few training steps the copy computes something else; right after building it does not",
+        cause="what training changes is not copied: the copy has it as a new model does",
+        because="both were given the same batch and seed, in eval mode",
+        fix="keep parameters, buffers and what else training writes in __getstate__",
+    )
 
 
 def _sharing(subject: Subject, shared: list[str]) -> Finding:

@@ -9,7 +9,7 @@ from .. import promises
 from ..codes.undecided import BLOCKED, NO_VALUES
 from ..functions.coverage import CHECKED, CoverageRow
 from ..functions.discovery import RecordedCall, floats_of, is_compiled
-from ..functions.evidence import Found, evidence
+from ..functions.evidence import Found, applied_when_trained, evidence
 from ..late import Late
 from ..state import isolated
 from ..text.nearest import nearest
@@ -31,6 +31,8 @@ make_call = Late("functions.binding:make_call")
 shadow_of = Late("functions.operators:shadow_of")
 surrogate_of = Late("functions.target:Surrogate")
 
+_STEPS = 12
+"""Training steps that lead out of a form which values have only at first: symmetric, of unit rows, zero."""
 _SIGNATURES = 3
 """How many different calls of one Function are checked; the first one fully."""
 
@@ -126,13 +128,17 @@ def _surrogate(subject: Subject, name: str) -> Surrogate | None:
 
 
 def gradcheck(subject: Subject) -> Iterator[Finding]:
-    """Check each Function that the model applied, and each that is declared."""
+    """Check each Function that the model applied, and each that is declared.
+
+    A gradient that is right at the values of the model as built, and wrong at others, must be right where
+    training leads too.
+    """
     found = [f for f in evidence(subject).found if f.kind != "operator"]
     if not found:
         yield not_applicable("the model applies no custom autograd Function, and none is declared")
     seen: set[object] = set()
     for each in found:
-        for finding in _verdicts(subject, each):
+        for finding in _where_trained(subject, each, _verdicts(subject, each)):
             # a Function that is declared and applied by the model is at fault once
             key = (finding.code, finding.location) if finding.status == "violated" else object()
             if key not in seen:
@@ -152,6 +158,21 @@ def gradcheck(subject: Subject) -> Iterator[Finding]:
                     because="every Function that the model applies was recorded",
                     fix=f"write {near!r}" if near else "correct the name, or remove the promise",
                 )
+
+
+def _where_trained(subject: Subject, each: Found, findings: list[Finding]) -> list[Finding]:
+    """Return what is wrong at the values after some steps, where those of the model as built hide it."""
+    if not each.calls or not any(f.code == "gradcheck-domain" for f in findings):
+        return findings
+    trained = applied_when_trained(subject, each, _STEPS)
+    if trained is None:
+        return findings
+    with isolated():
+        again = [f for f in _checked(subject, trained, twice=False) if f.status == "violated"]
+    if not again:
+        return findings
+    since = f"at the values that {_STEPS} training steps lead to; it is right in the model as built"
+    return [f.replace(observed=f"{f.observed}, {since}" if f.observed else since) for f in again]
 
 
 def double_backward(subject: Subject) -> Iterator[Finding]:

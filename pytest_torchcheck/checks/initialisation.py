@@ -13,9 +13,12 @@ from ..objects import trees
 from ..probes.holding.equal_units import symmetric
 from ..probes.numbers.signals import LINEAR
 from ..runs import layers
+from ..runs.instances import in_one_memory, keep_track, reads_last
 from ..runs.overfitting.stuck import equal_rows
 from ..runs.training.observation import observe
+from ..runs.training.steps import trajectory
 from ..state import filled_memory, is_lazy, isolated
+from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
 
 if TYPE_CHECKING:
@@ -43,6 +46,9 @@ def rebuilt(subject: Subject) -> nn.Module | None:
     subject.cache["never-written"] = _unwritten(subject.model, other)
     ours = {id(p): name for name, p in subject.model.named_parameters()}
     shared = [ours[id(p)] for p in other.parameters() if p.requires_grad and id(p) in ours]
+    subject.cache["instances-share"] = one = in_one_memory(subject.model, other)
+    shared = [name for name in shared if name not in one]
+    keep_track(subject, other)
     if shared or (other is subject.model and ours):
         subject.cache["factory-repeats"] = shared
     if any(id(p) in ours for p in other.parameters()) or other is subject.model:
@@ -74,7 +80,8 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
     """Look for NaN, unwritten memory and huge values, and for layers whose units are and stay equal.
 
     So are the rows of other parameters (latents, queries, prototypes), if gradients and steps keep
-    them equal.
+    them equal. Building another instance must leave the first one as it is: they share no memory that
+    training writes to, and the first reads nothing that the last one holds.
     """
     subject.require_values()
     parameters = subject.named_parameters()
@@ -91,6 +98,10 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
     ]
     if (shared := subject.cache.get("factory-repeats")) is not None:
         yield explain.factory_repeats(subject, shared)
+    if moving := _written_by_training(subject, subject.cache.get("instances-share", [])):
+        yield explain.instances_share(subject, moving)
+    elif (last := reads_last(subject)) is not None:
+        yield explain.reads_last_instance(subject, *last)
     findings = list(explain.unwritten(subject, unwritten)) if unwritten else []
     if odd := [(name, p) for name, p in broken if name not in unwritten]:
         findings += explain.broken(subject, odd)
@@ -106,6 +117,18 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
         yield passed(
             f"{len(parameters)} parameters are finite and below {HUGE:.0g} in magnitude{how}"
         )
+
+
+def _written_by_training(subject: Subject, names: list[str]) -> list[str]:
+    """Return the trainable parameters of some tensors, and the buffers that steps change: a table of constants may be one for all."""
+    parameters = subject.named_parameters()
+    if all(name in parameters for name in names):
+        return names
+    try:
+        moved = trajectory(subject).buffers
+    except SubjectError:
+        moved = ()
+    return [name for name in names if name in parameters or name in moved]
 
 
 def _is_sane(parameter: torch.Tensor) -> bool:

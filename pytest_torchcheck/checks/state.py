@@ -11,6 +11,7 @@ from .. import sources
 from ..codes import state as explain
 from ..explanation import counted, listed
 from ..findings import Culprit, Finding
+from ..objects import trees
 from ..runs import copying, saving
 from ..runs.facts import forward_facts
 from ..runs.outputs import Outputs, expectations, gap, outputs_of, reference, unlike
@@ -72,7 +73,10 @@ def _into_other(subject: Subject, other: nn.Module, expected: Outputs) -> Iterat
     """Load into an instance that the factory built with another seed."""
     wanted = expectations(subject)
     with subject.pristine() as model:
-        perturb(saving.saved_tensors(other))
+        ours = {
+            trees.address(t) for t in saving.registered(model)
+        }  # a table of constants may be one
+        perturb(t for t in saving.saved_tensors(other) if trees.address(t) not in ours - {None})
         stopped = _load(model, other)
         yield from stopped
         if any(finding.status != "suspicious" for finding in stopped):
@@ -329,7 +333,7 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
     """Copy the model, change the original, run the copy; pickle it, run what comes back; look for it after its use.
 
     Where a forward in training keeps a tensor with its graph, the model is copied after a training
-    step too.
+    step too, and where a module says itself what a copy gets, after some.
     """
     subject.require_values()
     expected = reference(subject)
@@ -341,6 +345,7 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
         yield passed(copying.PICKLED)
         yield passed(copying.COPIED.format(changed))
         yield from _after_use(subject)
+        yield from copies.check_trained(subject)
         return
     found = list(copies.check_pickle(subject, expected))
     if found[0].status != "violated":  # copying goes the way of pickling
@@ -351,6 +356,8 @@ def copy_and_pickle(subject: Subject) -> Iterator[Finding]:
         yield _not_deterministic(noise)
         return
     yield from found
+    if all(finding.status != "violated" for finding in found):
+        yield from copies.check_trained(subject)
 
 
 def _after_use(subject: Subject) -> Iterator[Finding]:

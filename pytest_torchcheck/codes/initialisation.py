@@ -16,6 +16,8 @@ dead = One("diagnosis.training.initialisation:dead", "units-dead", doubtful=True
 factory_repeats = One(
     "diagnosis.training.initialisation:factory_repeats", "factory-repeats", doubtful=True
 )
+instances_share = One("diagnosis.training.instances:instances_share", "factory-repeats")
+reads_last_instance = One("diagnosis.training.instances:reads_last_instance", "factory-repeats")
 fading = One("diagnosis.training.initialisation:fading")
 saturated = One("diagnosis.training.initialisation:saturated", "units-saturated", doubtful=True)
 unwritten = Each(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from .. import sources
 from ..late import Late
 from ..runs.facts import forward_facts
 from ..runs.training.observation import observe
+from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..subject.remembered import remembered
 from .binding import function_behind
@@ -121,6 +122,25 @@ def _step(subject: Subject) -> None:
         if loss.requires_grad:
             with subject.phase("backward", batch):
                 loss.sum().backward()
+
+
+def applied_when_trained(subject: Subject, found: Found, steps: int) -> Found | None:
+    """Return a Function with the calls that a training step applies after some others; None where there are none."""
+    seen: list[RecordedCall] = []
+    with subject.pristine(steps=True) as model, torch.enable_grad():
+        model.train()
+        try:
+            seed_everything(subject.seed)
+            made = subject.make_optimizer(model)
+            for step in range(steps):
+                seed_everything(subject.seed + step)
+                subject.train_step(model, made, subject.batch().clone())
+            with recording() as seen:
+                subject.train_step(model, made, subject.batch().clone())
+        except SubjectError:
+            return None  # other checks explain it
+    calls = tuple(call for call in seen if call.function is found.calls[0].function)
+    return replace(found, calls=calls) if calls else None
 
 
 def _grouped(calls: Sequence[RecordedCall]) -> dict[Any, list[RecordedCall]]:

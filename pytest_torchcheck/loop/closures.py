@@ -270,6 +270,33 @@ def carried_graphs(
     return found
 
 
+def holds_any(root: Callable[..., Any] | None, looked_for: Callable[[torch.Tensor], bool]) -> bool:
+    """Say whether the functions of a step hold a tensor of some kind between calls, in containers or objects too."""
+    stack: list[tuple[Any, int]] = [(owner, _DEPTH) for owner in owners_of(root).values()]
+    for function in functions_of(root):
+        stack += [(c.cell_contents, _DEPTH) for c in function.__closure__ or () if _is_filled(c)]
+        stack += [(value, _DEPTH) for value in vars(function).values()]
+        stack += [
+            (function.__globals__.get(name), _DEPTH)
+            for name in {*_assigned_globals(function), *_mutable_globals(function)}
+        ]
+    while stack:
+        value, depth = stack.pop()
+        if isinstance(value, torch.Tensor):
+            if looked_for(value):
+                return True
+        elif not depth or isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+            continue
+        elif isinstance(value, dict):
+            stack += [(item, depth - 1) for item in list(value.values())[:_WIDEST]]
+        elif isinstance(value, list | tuple | deque):
+            stack += [(item, depth - 1) for item in list(value)[:_WIDEST]]
+        elif sources.is_own_class(type(value)):
+            stack += [(item, depth - 1) for item in list(attributes(value).values())]
+    return False
+
+
+_WIDEST = 64
 _TORCHS_OWN = frozenset(vars(torch.nn.Module()))
 
 

@@ -15,10 +15,11 @@ from torch import nn
 from ..objects import trees
 from ..state import seed_everything
 from ..subject.errors import SubjectError
-from .outputs import expectations, unlike
+from .outputs import expectations, gap, outputs_of, unlike
 from .saving import perturb, registered
 
 if TYPE_CHECKING:
+    from ..batches import Batch
     from ..subject import Subject
 
 PICKLED = "a pickled copy gives the same outputs"
@@ -107,3 +108,45 @@ def copied_soundly(subject: Subject) -> int | None:
     if shared or not changed or difference is not None:
         return None
     return changed
+
+
+_WAYS = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__deepcopy__", "__copy__")
+
+
+def copies_itself(model: nn.Module) -> bool:
+    """Say whether a module of the model says in a way of its own what a copy or a pickle gets."""
+    return any(
+        way in vars(kind)
+        for module in model.modules()
+        for kind in type(module).__mro__[:-1]
+        if not kind.__module__.startswith("torch.")
+        for way in _WAYS
+    )
+
+
+def lost_in_copies(subject: Subject, model: nn.Module, batch: Batch) -> str:
+    """Return which copy of a trained model computes something else than the model; empty where both do the same.
+
+    Cost: nothing but where :func:`copies_itself`; then four evaluations.
+    """
+    if not copies_itself(model):
+        return ""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        first = outputs_of(subject, model, batch)
+        if gap(outputs_of(subject, model, batch), first) is not None:
+            return ""
+        for code, make in (("pickle-differs", pickled), ("copy-differs", copy.deepcopy)):
+            try:
+                twin = make(model)
+            except Exception:  # any object may refuse, in its own words
+                continue
+            if gap(outputs_of(subject, twin, batch), first) is not None:
+                return code
+    except SubjectError:
+        return ""  # an untrained copy that raises is told by itself
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return ""

@@ -297,9 +297,10 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
             opposed=len(wrong) < len(classes),
         )
         return
-    # outputs that one target pulls apart are compared with each other, not with the target
+    # outputs that one target pulls apart are compared with each other, not with the target; where a loss of
+    # torch's pulls what it is given towards the target, the output may be a distance, which falls as a score rises
     away = seen.away if all(share > 0.95 for share in seen.away.values()) else {}
-    if away and not classes:
+    if away and not classes and not _pulls_towards(subject):
         path, share = next(iter(away.items()))
         yield explain.wrong_sign(
             subject,
@@ -326,6 +327,12 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
         )
         return
     yield passed("the loss falls as outputs move towards the targets")
+
+
+def _pulls_towards(subject: Subject) -> bool:
+    """Say whether a loss function of torch's pulls what it is given towards labels of the batch, in a step."""
+    seen = step_evidence(subject)
+    return seen is not None and any(one.way == "towards" for one in seen.directions)
 
 
 def loss_at_start(subject: Subject) -> Iterator[Finding]:

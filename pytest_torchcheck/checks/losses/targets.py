@@ -18,6 +18,7 @@ from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, chosen_by_loss, pulls
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import forward_facts, output_for_loss
 from ...runs.losses.consumption import evidence, loss_calls
+from ...runs.losses.suiting import one_for_all
 from ...specs import Labels
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
@@ -173,6 +174,9 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     again = loss.slopes()
     if base is None or again is None or not base.finite or base.value != again.value:
         yield inconclusive("the loss has no finite gradient that repeats with the same seed")
+        return
+    if (suited := one_for_all(loss, base)) is not None:
+        yield explain.one_suits_all(subject, suited)
         return
     axes = subject.source.axes(symbol)
     seen = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...codes import updates as explain
-from ...runs.training.enduring import stops_training, unused_call
+from ...runs.training.enduring import inputs_late, stops_training, unused_call
 from ...runs.training.stale_copies import stale_copy
 
 if TYPE_CHECKING:
@@ -35,3 +35,5 @@ def lasting(subject: Subject, made: Trajectory) -> Iterator[Finding]:
         call = unused_call(subject)
         if call is not None:
             yield explain.unused_call(subject, call, left.numbers)
+    if left.holds_inputs and subject.kernel_exact and inputs_late(subject):
+        yield explain.late_inputs(subject)

@@ -24,8 +24,10 @@ from ...runs.omitted import read_where_given
 from ...runs.training.directions import untaught
 from ...runs.training.enduring import decays_alone, fades
 from ...runs.training.later_steps import moved_as_built, stopped
+from ...runs.training.returning import returning
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
+from ...runs.training.waiting import waiting
 from ...verdicts import inconclusive, not_applicable, passed
 from .lasting import lasting
 
@@ -111,7 +113,7 @@ optimizer."""
 
 
 def weights_update(subject: Subject) -> Iterator[Finding]:
-    """Compare every parameter before and after some steps; look for later steps that skip it."""
+    """Compare every parameter before and after some steps; look for later steps that skip it or undo them all."""
     trainable = {
         name: parameter
         for name, parameter in subject.named_parameters().items()
@@ -161,6 +163,9 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
     ):
         yield explain.untaught(subject, list(names))
         return
+    if (undone := returning(subject)) is not None:
+        yield explain.undone(subject, *undone)
+        return
     note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
     yield passed(
         f"{len(trainable) - len(excused)} of {len(trainable)} trainable parameters changed in "
@@ -184,6 +189,8 @@ def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
     excused |= differentiated(subject, left("none"))
     excused |= read_where_given(subject, left("none")).keys()
     excused |= _cancelled_in_step(subject, set(still) - excused, made)
+    if rest := set(still) - excused:
+        excused |= waiting(subject, rest)
     return excused | rounding_noise(subject, set(still) - excused)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -200,6 +201,39 @@ def unused_call(subject: Subject) -> int | None:
     except SubjectError:
         return None
     return None
+
+
+_LATER: Final = (1, 2)
+
+
+def inputs_late(subject: Subject) -> bool:
+    """Say whether later calls of the step train on their own targets and on other inputs than their own.
+
+    Inputs of other samples in the first call, its targets left, give other gradients there; in the calls after it
+    they give the very same ones, though other targets alone do not. A step that holds both back keeps them together.
+    """
+    batch, symbol = subject.batch(), subject.source.batch_symbol
+    size = 0 if symbol is None else batch.sizes.get(symbol, 0)
+    turned = subject.source.rows(batch, torch.arange(size).roll(1)) if size > 1 else None
+    if turned is None:
+        return False
+    moved = replace(batch, args=turned.args, kwargs=turned.kwargs)
+    relabelled = replace(batch, targets=turned.targets)
+
+    def gradients(at: int, other: Batch) -> _Tensors:
+        made = list(_calls(subject, [other if n == at else batch for n in range(at + 1)]))
+        return made[at][1]
+
+    try:
+        base = [arrived for _, arrived in _calls(subject, [batch] * (_LATER[-1] + 1))]
+        if not all(base) or _same(gradients(0, moved), base[0]):
+            return False
+        return all(
+            _same(gradients(k, moved), base[k]) and not _same(gradients(k, relabelled), base[k])
+            for k in _LATER
+        )
+    except SubjectError:
+        return False
 
 
 _Tensors = dict[str, torch.Tensor]

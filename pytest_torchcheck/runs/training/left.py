@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...functions.discovery import is_compiled
+from ...loop.closures import holds_any
 from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
+from ..copying import lost_in_copies
 from ..facts import copied, marks
 from ..outputs import gap
 from ..remembering import kept_values, put_value
@@ -41,6 +43,8 @@ class Left:
         rests: Whether some step after the first moves nothing.
         remembered: Outputs in evaluation mode that depend on ``kept``.
         by: Those of ``kept`` on which they depend.
+        uncopied: The code of a copy of the trained model that computes something else; empty where none does.
+        holds_inputs: Whether the functions of the user's step hold inputs of a batch between calls.
     """
 
     fading: tuple[str, ...] = ()
@@ -54,6 +58,8 @@ class Left:
     rests: bool = False
     remembered: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
+    uncopied: str = ""
+    holds_inputs: bool = False
 
 
 class Leaving:
@@ -94,8 +100,10 @@ class Leaving:
         put_back: tuple[str, ...] = ()
         remembered: tuple[str, ...] = ()
         by: tuple[str, ...] = ()
+        uncopied = ""
         if not is_compiled(model):
             try:
+                uncopied = lost_in_copies(self._subject, model, batch)
                 put_back = self._put_back(batch)
                 remembered, by = self._remembered(batch, kept)
             except SubjectError:
@@ -103,7 +111,8 @@ class Leaving:
         return Left(
             fading=self.strides.fading(), decaying=decaying, put_back=put_back, stale=stale,
             kept=kept, numbers=numbers, remembered=remembered, by=by,
-            rests=self.strides.rests(),
+            rests=self.strides.rests(), uncopied=uncopied,
+            holds_inputs=self._holds_inputs(batch),
             follows=self.strides.moved_freely(decaying) if decaying else {},
             resolutions={n: self.strides.resolution(n) for n in decaying},
         )  # fmt: skip
@@ -117,6 +126,13 @@ class Leaving:
         first, now = then.detach().double(), parameter.detach().double().to(then.device)
         factor = (first * now).sum() / (first * first).sum()
         return bool((now - factor * first).abs().max() <= 1e-5 * first.abs().max())
+
+    def _holds_inputs(self, batch: Batch) -> bool:
+        given = [t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor) and t.dim()]
+        return holds_any(
+            self._subject.contract.train_step,
+            lambda held: any(held.shape == t.shape and trees.same(held, t) for t in given),
+        )
 
     def _put_back(self, batch: Batch) -> tuple[str, ...]:
         model = self._model
