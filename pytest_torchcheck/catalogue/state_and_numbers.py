@@ -208,7 +208,7 @@ CHECKS: tuple[Check, ...] = (
             "descent",
             "A small step along the gradient changes the loss as the gradient predicts.",
             needs=("loss",),
-            cost="1 FB and 1 F in float64 on 3 samples; 8 F more at most where they disagree; none for "
+            cost="1 FB and 1 F in float64 on 3 samples; 5 F more at most where they disagree; none for "
             "large models that do not declare float64",
             axes="once",
         ),

@@ -18,7 +18,8 @@ from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from collections.abc import Set as AbstractSet
 
     from ..batches import Batch
     from ..findings import Finding
@@ -38,7 +39,8 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
     if not inputs:
         yield inconclusive("the model takes no tensor")
         return
-    moving = _moving(subject, inputs)
+    moving = _moving(subject, inputs.keys())
+    moving |= _moving(subject, inputs.keys() - moving, awake=True)
     moot = [path for path in inputs if path not in moving]
     silent = {p for p in moot if inputs[p].is_floating_point() or inputs[p].is_complex()}
     if silent:
@@ -79,22 +81,46 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
         yield passed(f"{len(inputs)} of {len(inputs)} inputs have an influence on the output")
 
 
-def _moving(subject: Subject, inputs: dict[str, torch.Tensor]) -> set[str]:
-    """Name the inputs other values of which change an output for two samples in eval mode: they have an influence."""
+def _moving(subject: Subject, paths: AbstractSet[str], *, awake: bool = False) -> set[str]:
+    """Name the inputs other values of which change an output for two samples in eval mode: they have an influence.
+
+    Args:
+        subject: The subject.
+        paths: The inputs to change, one by one.
+        awake: Look at other weights: a layer that is initialised to zero hides what comes before it.
+    """
     few, other = subject.few(subject.batch()), subject.few(subject.batch(1))
-    if few is None or other is None:
+    if few is None or other is None or not paths:
         return set()
+    fresh = other.tensors()
+    # where there is one leaf, nothing else could differ
+    alone = len(list(few.input_leaves())) == 1
+    moved = {path: other if alone else _with(few, path, fresh[path]) for path in sorted(paths)}
     try:
-        before, fresh = outputs(subject, few), other.tensors()
-        if len(inputs) == len(list(few.input_leaves())) == 1:  # nothing else could differ
-            return {path for path in inputs if _differ(before, outputs(subject, other))}
-        return {
-            path
-            for path in inputs
-            if _differ(before, outputs(subject, _with(few, path, fresh[path])))
-        }
+        if awake:
+            before, *after = _outputs_awake(subject, [few, *moved.values()], train=False)
+        else:
+            before, after = outputs(subject, few), [outputs(subject, b) for b in moved.values()]
     except SubjectError:
         return set()  # the whole batch, and the gradient, decide
+    return {path for path, made in zip(moved, after, strict=True) if _differ(before, made)}
+
+
+def _outputs_awake(subject: Subject, batches: Iterable[Batch], *, train: bool) -> list[Any]:
+    """Return the outputs of some batches at weights that are moved at random, zeros most of all."""
+    with subject.pristine(steps=True) as model, torch.no_grad():
+        model.train(train)
+        generator = torch.Generator().manual_seed(subject.seed)
+        for parameter in model.parameters():
+            if parameter.is_floating_point() and parameter.device.type != "meta":
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                scale = 0.1 * float(parameter.detach().std(correction=0))
+                parameter.add_(noise * max(scale, 0.02))
+        made = []
+        for batch in batches:
+            seed_everything(subject.seed)
+            made.append(subject.call(model, batch.clone()))
+    return made
 
 
 def _without_gradient(subject: Subject, batch: Batch, seed: int) -> set[str]:
@@ -141,20 +167,8 @@ def _has_no_effect(subject: Subject, path: str) -> bool:
         if _changes_loss(subject, batch, other):
             return False
         # a layer that is initialised to zero hides every input: look at other weights too
-        with subject.pristine(steps=True) as model, torch.no_grad():
-            model.train()
-            generator = torch.Generator().manual_seed(subject.seed)
-            for parameter in model.parameters():
-                if parameter.is_floating_point() and parameter.device.type != "meta":
-                    noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-                    scale = 0.1 * float(parameter.detach().std(correction=0))
-                    parameter.add_(noise * max(scale, 0.02))
-            made = []
-            for each in (batch, other):
-                seed_everything(subject.seed)
-                made.append(subject.call(model, each.clone()))
-            if _differ(*made):
-                return False
+        if _differ(*_outputs_awake(subject, (batch, other), train=True)):
+            return False
     return changed
 
 

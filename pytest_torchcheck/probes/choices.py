@@ -53,7 +53,7 @@ class ChoiceWatch(Watch):
 
 
 def left_out_by_choice(
-    run: Callable[[], object],
+    watch: ChoiceWatch,
     module: nn.Module,
     names: Collection[str],
     arguments: Iterable[object] = (),
@@ -64,13 +64,11 @@ def left_out_by_choice(
     mask), or where an argument that is no tensor equals the key of the sibling that ran.
 
     Args:
-        run: One forward of ``module``.
+        watch: What it saw of one forward of ``module``.
         module: The model.
         names: Qualified names of parameters.
         arguments: What the model was given beside tensors.
     """
-    with ChoiceWatch(module) as watch:
-        run()
     given = {str(value) for value in arguments if isinstance(value, (str, int))}
     found: set[str] = set()
     for name in names:

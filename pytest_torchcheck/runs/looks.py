@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..probes.choices import left_out_by_choice
+from ..probes.choices import ChoiceWatch, left_out_by_choice
 from ..probes.gradient.provenance import find_cut, find_zero_gradients
 from ..state import isolated, seed_everything
 from ..subject.errors import SubjectError
@@ -50,12 +50,12 @@ def routed(subject: Subject, dead: set[str]) -> set[str]:
         for index in range(_ROUTES):
             stats = subject.gradients(index + 3, seed=index + 3).stats
             looks.append(frozenset(name for name in siblings if stats[name].kind == "live"))
-            suspects -= looks[-1]
-        reached = siblings & dead - suspects  # another batch reaches them after all
-        if len(set(looks)) > 1:
-            found |= suspects | reached
-        else:
-            found |= reached
+            suspects -= looks[-1]  # another batch reaches them after all
+            if looks[-1] != looks[0]:
+                suspects = set()  # some batches reach others: what is missing is routed
+            if not suspects:
+                break
+        found |= siblings & dead - suspects
     return found
 
 
@@ -74,27 +74,44 @@ def _live_in_another_instance(subject: Subject, dead: set[str]) -> set[str]:
                 loss.backward()
             stats = gradient_stats(model)
         found |= {name for name in dead if name in stats and stats[name].kind == "live"}
+        if found == dead:
+            break
     return found
 
 
-def _chosen_otherwise(subject: Subject, names: set[str]) -> set[str]:
-    """Name the parameters of experts and branches that these data, or these arguments, did not choose."""
+def _chosen_otherwise(subject: Subject, names: set[str]) -> tuple[set[str], bool]:
+    """Name the parameters of experts and branches that these data, or these arguments, did not choose.
+
+    Returns:
+        The names, and whether other data could choose others: a forward that reads no value of a
+        tensor calls the same modules for any batch.
+    """
     nested = {name for name in names if name.count(".") > 1}
-    if not nested:
-        return set()
     batch = subject.batch().clone()
     arguments = [leaf for _, leaf in batch.input_leaves() if not isinstance(leaf, torch.Tensor)]
     with subject.pristine() as model, torch.no_grad():
         model.train()
         seed_everything(subject.seed)
-        return left_out_by_choice(lambda: subject.call(model, batch), model, nested, arguments)
+        with ChoiceWatch(model) as watch:
+            subject.call(model, batch)
+        chosen = left_out_by_choice(watch, model, nested, arguments)
+    return chosen, bool(watch.deciding) or not watch.callers
 
 
 def unreached(subject: Subject, names: set[str]) -> set[str]:
-    """Name the parameters whose missing gradient is a matter of chance: routed elsewhere, or dead in this instance."""
-    elsewhere = _chosen_otherwise(subject, names)
-    elsewhere |= routed(subject, names - elsewhere)
-    return elsewhere | _live_in_another_instance(subject, names - elsewhere)
+    """Name the parameters whose missing gradient is a matter of chance: routed elsewhere, or dead in this instance.
+
+    What was found of a name is remembered.
+    """
+    known: dict[str, bool] = subject.cache.setdefault("unreached", {})
+    if new := names - known.keys():
+        elsewhere, decides = _chosen_otherwise(subject, new)
+        elsewhere |= _live_in_another_instance(subject, new - elsewhere)
+        stats = subject.gradients().stats
+        left = {name for name in new if decides or stats[name].kind != "none"}
+        elsewhere |= routed(subject, left - elsewhere)
+        known.update({name: name in elsewhere for name in new})
+    return {name for name in names if known[name]}
 
 
 def shared_shifts(subject: Subject, names: Collection[str]) -> set[str]:

@@ -78,7 +78,7 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
                 f"the loss changes by {share:.3g} of what its gradient says",
                 sources.of_parameter(subject.model, name),
             )
-            for name, share in list(found.wrong.items())[:8]
+            for name, share in found.wrong.items()
         ],
         observed=observed,
         cause="an operation of forward or loss has a wrong derivative, or backward uses other values "

@@ -47,6 +47,7 @@ _ONE_SIDED = (
 )
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
+_TOLD = 8  # so many parameters whose slope is another are looked for
 _SAMPLES = 3
 """Of two values a statistic over the batch keeps no more than which is larger, and passes no gradient on."""
 
@@ -81,10 +82,10 @@ class Descent:
         slopes: The measured ones, the first step first.
         refused: Why nothing was measured, or empty.
         nodes: Names of the custom autograd Functions in the graph.
+        casts: Whether the graph may round to float32 on its way: a cast, or a custom Function.
         narrow: Whether the loss comes out in float32.
         random: Whether the forward draws random numbers; only asked where the first slope misses.
-        steady: Whether a second evaluation gives the same loss; only asked where the first slope
-            misses.
+        steady: Whether a second evaluation gives the same loss; only asked where the slopes miss.
         wrong: By the name of a parameter, its measured slope as a share of what its gradient says;
             only of those that miss.
     """
@@ -94,6 +95,7 @@ class Descent:
     slopes: tuple[Slope, ...] = ()
     refused: str = ""
     nodes: tuple[str, ...] = ()
+    casts: bool = False
     narrow: bool = False
     random: bool = False
     steady: bool = True
@@ -253,7 +255,8 @@ def descent(subject: Subject) -> Descent:
     The weights are moved a little at random first, away from ties and zero-initialised parts. Each
     parameter moves along its gradient by the same share of its size. One forward and backward and
     one forward in float64, a second where its slope is not the promised one; where the first step
-    misses, six forwards more, and two for each of a few parameters.
+    misses, two at a smaller one, two at a larger one where the graph rounds to float32, and, where
+    two steps agree that the slope is another, two for each of a few parameters.
     """
     batch = few_samples(subject).to(dtype=torch.float64)
     try:
@@ -273,9 +276,12 @@ def descent(subject: Subject) -> Descent:
                     return Descent(refused="the loss is no scalar with a graph")
                 if value.dtype not in (torch.float64, torch.float32):
                     return Descent(refused=f"the loss is computed in {value.dtype}")
+                narrow = value.dtype != torch.float64
                 nodes = custom_functions(value)
+                casts = narrow or bool(nodes) or _rounds(value)
+                found = Descent(loss=float(value.detach()), nodes=nodes, casts=casts, narrow=narrow)
                 losses.backward(value)
-                return _compared(losses, value.detach(), nodes)
+                return _compared(losses, found)
     except SubjectError as error:
         return Descent(refused=f"the {error.phase} raises {type(error.error).__name__} in float64")
     except RuntimeError as error:
@@ -291,43 +297,53 @@ def _unwritten(model: nn.Module, before: list[torch.Tensor]) -> bool:
     return all(map(trees.same, (p.detach() for p in model.parameters()), before))
 
 
-def _compared(losses: _Losses, value: torch.Tensor, nodes: tuple[str, ...]) -> Descent:
-    loss = float(value)
-    promised = sum(losses.promises.values())
+def _compared(losses: _Losses, found: Descent) -> Descent:
+    loss, promised = found.loss, sum(losses.promises.values())
     if not (math.isfinite(loss) and math.isfinite(promised)):
         return Descent(refused="loss or gradient is not finite in float64")
     if promised <= _SMALLEST * abs(loss):
         return Descent(refused="the gradient is zero, or too small to be measured")
-    narrow = value.dtype != torch.float64
-    first, *others = ROUNDED if narrow else EXACT
-    if promised >= (_STEEP_ROUNDED if narrow else _STEEP) * abs(loss):
+    first, *others = ROUNDED if found.narrow else EXACT
+    if promised >= (_STEEP_ROUNDED if found.narrow else _STEEP) * abs(loss):
         first, *others = sorted((first, *others))
-    close = CLOSE_ROUNDED if narrow else CLOSE
-    start = (losses.slope(first, loss, promised=promised, close=close),)
-    found = Descent(loss=loss, promised=promised, slopes=start, nodes=nodes, narrow=narrow)
-    if found.holds:
+    close = CLOSE_ROUNDED if found.narrow else CLOSE
+    found = replace(found, promised=promised)
+    for step in (first, *sorted(others)):
+        slope = losses.slope(step, loss, promised=promised, close=close)
+        found = replace(found, slopes=(*found.slopes, slope))
+        # a step that is larger than the first tells of nothing but rounding
+        if found.holds or found.measured is not None or (len(found.slopes) > 1 and not found.casts):
+            break
+    if found.holds or found.measured is None:
         return found
-    steady = abs(float(losses.now().detach()) - loss) <= (1e-6 if narrow else _STEADY) * abs(loss)
-    further = [losses.slope(step, loss) for step in others]
-    found = replace(found, slopes=(*found.slopes, *further), steady=steady)
-    if found.measured is None or not steady:
-        return found
+    again = float(losses.now().detach())
+    steady = abs(again - loss) <= (1e-6 if found.narrow else _STEADY) * abs(loss)
+    if not steady:
+        return replace(found, steady=False)
     return replace(found, random=losses.draws(), wrong=_wrong(losses, loss, promised, first))
 
 
 def _wrong(
     losses: _Losses, loss: float, promised: float, step: float, most: int = 24
 ) -> dict[str, float]:
-    """Measure parameters alone, the largest promises first; return the ratios that miss."""
+    """Look for parameters whose slope misses, the largest promises first, by halves of what is left; return the ratios."""
     order = sorted(losses.promises, key=lambda name: -losses.promises[name])[:most]
-    found = {}
-    for name in order:
-        promise = losses.promises[name]
-        if promise <= 1e-4 * promised:
-            break
-        ratio = losses.slope(step, loss, [name]).middle / promise
-        if abs(ratio - 1) > 3 * APART:
-            found[name] = ratio
+    large = [name for name in order if losses.promises[name] > 1e-4 * promised]
+    groups = [large] if large else []
+    found: dict[str, float] = {}
+    while groups and len(found) < _TOLD:
+        names = groups.pop()
+        alone = len(names) == 1
+        promise = sum(losses.promises[name] for name in names)
+        close = 3 * APART if alone else APART
+        slope = losses.slope(step, loss, names, promised=promise, close=close)
+        if abs(slope.middle / promise - 1) <= close:
+            continue
+        if alone:
+            found[names[0]] = slope.middle / promise
+        else:
+            half = len(names) // 2
+            groups += [names[half:], names[:half]]
     return found
 
 
@@ -336,6 +352,11 @@ def custom_functions(value: torch.Tensor) -> tuple[str, ...]:
     custom = torch.autograd.function.BackwardCFunction
     found = {type(node).__name__ for node in nodes_of(value.grad_fn) if isinstance(node, custom)}
     return tuple(sorted(name.removesuffix("Backward") for name in found))
+
+
+def _rounds(value: torch.Tensor) -> bool:
+    """Say whether a cast lies behind a value."""
+    return any(type(node).__name__ == "ToCopyBackward0" for node in nodes_of(value.grad_fn))
 
 
 def surrogates(subject: Subject, names: Iterable[str]) -> list[Op]:
