@@ -87,7 +87,10 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             f"set the gradient to None{_on(zeroed.location)}, which optimizers skip, or call "
             "requires_grad_(False)"
         )
-        place = zeroed.location or place
+        if (hook := freezing.hook_line(subject, name)) is not None and zeroed.location is None:
+            because += f"; it has a hook, set on line {hook.line}"
+            fix = f"call requires_grad_(False) on it on line {hook.line} instead: a hook cannot make the gradient None"
+        place = zeroed.location or hook or place
         further = [
             Culprit("optimizer", "weight_decay", f"{zeroed.decay:g}", optimizer_line(subject, name))
         ]
@@ -106,6 +109,10 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             cause = f"eval() switches dropout and statistics of {whole} only; its parameters still train"
             because = f"{because}; every module of {whole} is in eval mode"
             fix = f"call requires_grad_(False) on {whole} on line {taken.line} too"
+    elif trainable and not writes and thawed is None:
+        further += [parameter(subject, n, "is created here, trainable") for n in names[:3]]
+        if (created := further[-1].location) is not None and "Parameter(" in created.text:
+            fix = f"pass requires_grad=False on line {created.line}, or drop {name!r} from Frozen(...)"
     idle = dropped_result(subject.model, name) if trainable and not writes and not thawed else None
     if idle is not None:
         place, because = idle.location, f"{because}; {idle.why}"
