@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ... import sources
 from ...culprits import parameter
 from ...findings import Culprit, Finding, Location
+from ...loop.closures import functions_of
 from ...probes.recorded.watch import Watch, name_of, tensors_in
 from ...runs.training.later_steps import STEPS, moving_without
 from ...state import seed_everything
@@ -18,7 +21,7 @@ from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..gradient import freezing
 from ..gradient.zero import zero_at_step
-from ..lines.overwritten import dropped_result
+from ..lines.overwritten import dropped_detach, dropped_result
 from ..loss.target_origins import helper_returns
 from ..outputs.eval_lines import keeping_lines
 from .optimizers import optimizer_line
@@ -113,7 +116,14 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
         further += [parameter(subject, n, "is created here, trainable") for n in names[:3]]
         if (created := further[-1].location) is not None and "Parameter(" in created.text:
             fix = f"pass requires_grad=False on line {created.line}, or drop {name!r} from Frozen(...)"
-    idle = dropped_result(subject.model, name) if trainable and not writes and not thawed else None
+    plain = trainable and not writes and not thawed
+    idle = dropped_result(subject.model, name) if plain else None
+    undetached = dropped_detach(_functions(subject)) if plain and idle is None else None
+    if undetached is not None:
+        place, because = undetached.location, f"{because}; {undetached.why}"
+        further.append(Culprit("call", undetached.method, "its result is discarded", place))
+        cause = f"the result of {undetached.method} is discarded, so the loss trains {name} too"
+        fix = f"assign what detach() returns on line {place.line}"
     if idle is not None:
         place, because = idle.location, f"{because}; {idle.why}"
         cause = f"the result of {idle.method} is discarded, so {name} is unchanged"
@@ -142,6 +152,16 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
         fix=fix,
         evidence={"parameters": list(names)},
     )
+
+
+def _functions(subject: Subject) -> list[Callable[..., Any]]:
+    """Return the user's functions that a training step runs: the step's, the loss's, and the forwards of the modules."""
+    contract = subject.contract
+    modules = [*subject.model.modules()]
+    modules += [contract.loss] if isinstance(contract.loss, nn.Module) else []
+    classes = dict.fromkeys(type(module) for module in modules)
+    plain = None if isinstance(contract.loss, nn.Module) else contract.loss
+    return [*functions_of(contract.train_step, plain), *(cls.forward for cls in classes)]
 
 
 def _eval_line(subject: Subject, name: str) -> Location | None:
