@@ -66,6 +66,7 @@ class ZeroGradient:
         fact: What was measured, as a clause.
         reached: Root mean square of that gradient.
         left: Root mean square behind the operation: exactly 0.0, or what rounding leaves of it.
+        uses: The operations whose gradients meet there, where there are several.
     """
 
     parameter: str
@@ -76,6 +77,7 @@ class ZeroGradient:
     fact: str
     reached: float
     left: float
+    uses: tuple[Op, ...] = ()
 
 
 def find_zero_gradients(
@@ -148,6 +150,7 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
         fact=fact,
         reached=stopped.reached,
         left=stopped.value.rms or 0.0,
+        uses=tuple(call.op for call in stopped.users) if stopped.uses > 1 else (),
     )
 
 
