@@ -233,9 +233,10 @@ def hook_line(subject: Subject, name: str) -> Location | None:
     contract = subject.contract
     model = None if isinstance(contract.model, nn.Module) else contract.model
     makers = functions_of(contract.optimizer, contract.train_step, model)
+    written: tuple[Callable[..., Any] | type, ...] = (*classes, *makers)
     found = {
         (place.file, place.line): place
-        for thing in (*classes, *makers)
+        for thing in written
         for place in sources.matches(thing, _HOOKS)
         if any(_sets(place, hook) for hook in hooks)
     }

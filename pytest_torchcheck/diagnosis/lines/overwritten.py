@@ -200,12 +200,13 @@ def dropped_detach(functions: Iterable[Callable[..., Any]]) -> Dropped | None:
             continue
         dead = sources.untaken_lines(function)
         for node in sources.own_nodes(sources.function_around(place.file, place.line)):
-            call = node.value if isinstance(node, ast.Expr) else None
+            if not isinstance(node, ast.Expr) or node.lineno in dead:
+                continue
+            call = node.value
             if (
                 isinstance(call, ast.Call)
                 and isinstance(call.func, ast.Attribute)
                 and call.func.attr == "detach"
-                and node.lineno not in dead
             ):
                 line = sources.of_line(place.file, node.lineno, place.function)
                 found[place.file, node.lineno] = Dropped(

@@ -274,7 +274,7 @@ def _zeros_made(stopped: Stopped) -> Stopped | None:
             others = [v for v in maker.inputs if v not in lively]
             if not data or any(v.origin in ("parameter", "source") for v in others):
                 return None
-            source = Stopped(maker, data[0], found, stopped.reached, 1)
+            source = Stopped(maker, data[0], found, stopped.reached, (maker,))
             return source if _reason(source)[0] in _ZEROING else None
         found = next(iter(maker.inputs), None)
     return None
