@@ -32,7 +32,7 @@ from .micro import (
     valid_targets,
     with_unequal_counts,
 )
-from .naming import name_in, user_frame
+from .naming import name_called_on, user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,7 +105,7 @@ class _Capture:
         self.passes += 1
         frame = user_frame()
         self.place = sources.of_frame(frame)
-        self.loss = name_in(frame, root)
+        self.loss = name_called_on(frame, root)
         code = frame.f_code if frame is not None else None
         if frame is not None and code is not self.function:
             self.untaken = sources.untaken_in(frame)

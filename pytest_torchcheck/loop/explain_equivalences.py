@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from pytest_torchcheck import sources
@@ -13,6 +14,8 @@ from .traces.wording import at, call, few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pytest_torchcheck.findings import Location
 
     from .accumulation import Comparison
     from .resume import Resumption
@@ -136,7 +139,18 @@ def stepped_each(trace: Trace, n: int) -> Finding:
     )
 
 
-def stepped_early(trace: Trace, n: int) -> Finding | None:
+def _condition(deciding: list[Location], dead: frozenset[int]) -> Location | None:
+    """Return the line that decides whether a step runs: its ``if``, or what gave the one name that this asks its value."""
+    if not deciding:
+        return None
+    head = deciding[0]
+    if re.fullmatch(r"(el)?if (not )?[\w.]+:.*", head.text) is None:
+        return head
+    given = [one for one in deciding[1:] if one.line not in dead]
+    return given[0] if len(given) == 1 else head
+
+
+def stepped_early(trace: Trace, n: int, dead: frozenset[int] = frozenset()) -> Finding | None:
     """The optimizer's one step of a call runs before all micro-batches are in the gradients; None where it does not."""
     steps, passes = trace.optimizer_steps(step=0), trace.backwards(step=0)
     first = next((place for place, _ in trace.of("optimizer-step", step=0)), None)
@@ -146,6 +160,8 @@ def stepped_early(trace: Trace, n: int) -> Finding | None:
     if done == len(passes):
         return None
     deciding = sources.deciding_lines(steps[0].place) if steps[0].place is not None else []
+    place = _condition(deciding, dead) or steps[0].place
+    deciding = [one for one in deciding if one.line not in dead]
     return violated(
         "accumulation-early",
         f"{steps[0].name}() runs after {done} of {len(passes)} micro-batches: the others "
@@ -154,14 +170,14 @@ def stepped_early(trace: Trace, n: int) -> Finding | None:
             call(steps[0], f"after {done} of {len(passes)} passes"),
             *(Culprit("call", sources.assigned_name(line) or "condition", "determines when it steps", line) for line in deciding),
         ),
-        location=deciding[-1] if deciding else steps[0].place,
+        location=place,
         observed=f"one call ran {len(passes)} backward passes, {done} of them before its optimizer "
             f"step, where {n} must be accumulated",
         cause="the condition for the optimizer step is True at a micro-batch other than the last",
         because=f"{at(steps[0].place)} ran while {counted(len(passes) - done, 'pass', 'passes')} "
             f"of {at(passes[-1].place)} {'was' if len(passes) - done == 1 else 'were'} still "
             "to come",
-        fix=f"make {at(deciding[-1] if deciding else steps[0].place)} True after the last "
+        fix=f"make {at(place)} True after the last "
             f"micro-batch: (index + 1) % {n} == 0",
     )  # fmt: skip
 

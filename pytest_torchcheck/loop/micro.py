@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck.specs import Labels
+from pytest_torchcheck.subject.errors import UnmeasurableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ _TOTALS = (
     "num_tokens",
     "num_items",
     "num_items_in_batch",
+    "n_items",
     "valid",
     "denominator",
 )
@@ -78,6 +80,11 @@ def call_micro_step(
             given[name] = known[name]
         elif places:
             given[name] = places.pop(0)
+        elif parameter.default is parameter.empty:
+            raise UnmeasurableError(
+                f"micro_step needs {name!r}, of which its name does not tell what it is; call it n_micro for the number "
+                "of micro-batches, total for the targets of the whole batch, or give it a default"
+            )
     before = {name: p.grad for name, p in model.named_parameters()}
     value = function(**given)
     untouched = all(p.grad is before[name] for name, p in model.named_parameters())

@@ -67,6 +67,18 @@ def name_in(frame: FrameType | None, thing: Any) -> str:
     return ""
 
 
+def name_called_on(frame: FrameType | None, thing: Any) -> str:
+    """Return the variable that the running line names as an object; else any that holds it, as :func:`name_in` does.
+
+    Of several names of one loss, the one that ``backward()`` is called on is where the loss was last assigned.
+    """
+    if frame is not None:
+        for name in sources.names_read(frame.f_code.co_filename, frame.f_lineno):
+            if frame.f_locals.get(name) is thing:
+                return name
+    return name_in(frame, thing)
+
+
 def is_spent(given: Any) -> bool | None:
     """Say whether a generator, or what a filter or map goes through, had given its last element; None where not known."""
     if isinstance(given, types.GeneratorType):

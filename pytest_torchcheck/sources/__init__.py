@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .assignments import called as called
+from .assignments import constructed as constructed
 from .assignments import giving_call as giving_call
 from .assignments import is_no_tools_class as is_no_tools_class
 from .assignments import of_assignment as of_assignment

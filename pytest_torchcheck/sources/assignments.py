@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..objects.weak import by_class
 from .locations import of_line, rank
-from .syntax import holds, parsed, tree_of, writes
+from .syntax import holds, own_nodes, parsed, tree_of, writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -158,6 +158,29 @@ def of_parameter(root: Any, qualified: str) -> Location | None:
         if depth < len(parts) and (found := of_assignment(owners[depth], parts[depth])):
             return found
     return None
+
+
+def constructed(place: Location, cls: str) -> Location | None:
+    """Return the one line of a function called at a place that constructs an object of a class.
+
+    None where the place constructs it, or no function of its file that it calls does so on one line alone.
+    """
+    tree = tree_of(place.file)
+    nodes = [] if tree is None else list(ast.walk(tree))
+    here = {called(node) for node in nodes if holds(node, place.line)} - {""}
+    if cls in here:
+        return None
+    found = {
+        node.lineno: function.name
+        for function in nodes
+        if isinstance(function, ast.FunctionDef) and function.name in here
+        for node in own_nodes(function)
+        if isinstance(node, ast.Call) and called(node) == cls
+    }
+    if len(found) != 1:
+        return None
+    ((line, function),) = found.items()
+    return of_line(place.file, line, function)
 
 
 def giving_call(place: Location, values: Collection[float] = ()) -> Location | None:

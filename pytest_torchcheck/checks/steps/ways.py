@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from pytest_torchcheck import promises
+from pytest_torchcheck import promises, sources
 from pytest_torchcheck.loop import accumulation, resume
+from pytest_torchcheck.loop.closures import functions_of
 from pytest_torchcheck.loop.recorder import record, trace_of
 from pytest_torchcheck.loop.replay import last_write
 from pytest_torchcheck.loop.traces.rebound_parameters import where_rebound
@@ -96,6 +97,13 @@ def _passes(trace: Trace) -> int:
 def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
     trace = trace_of(subject) if subject.contract.train_step is not None else None
     found = None
+    if (
+        promise.micro_step is not None  # it may be right, and the step around it not
+        and trace is not None
+        and _cut_short(trace, promise.n)
+        and (wrong := _stepped_wrongly(subject, trace, promise.n)) is not None
+    ):
+        return wrong
     for unequal in (False, True):
         made = accumulation.compare(subject, promise.n, promise.micro_step, unequal=unequal)
         if made is None:
@@ -106,11 +114,8 @@ def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
         if made.error > (_ACCUMULATED if made.dtype == "float64" else 1e-3):
             return explain.not_accumulated(made, promise.n, trace)
     if found is None or found.passes < 2:
-        steps = [] if trace is None else trace.optimizer_steps(step=0)
-        if trace is not None and len(steps) > 1 and len(trace.backwards(step=0)) > 1:
-            return explain.stepped_each(trace, promise.n)
-        if trace is not None and (early := explain.stepped_early(trace, promise.n)) is not None:
-            return early
+        if trace is not None and (wrong := _stepped_wrongly(subject, trace, promise.n)) is not None:
+            return wrong
         return inconclusive(
             f"the step ran {found.passes if found else 0} backward passes before the optimizer "
             "stepped, so nothing was accumulated"
@@ -118,6 +123,22 @@ def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
     counts = f" with {', '.join(map(str, found.counts))} valid targets" if found.counts else ""
     return passed(
         f"{found.passes} passes{counts} give the full batch's gradient up to {found.error:.1e} in {found.dtype}"
+    )
+
+
+def _cut_short(trace: Trace, n: int) -> bool:
+    """Say whether one call runs all micro-batches, and its one optimizer steps after the first of them."""
+    owners = {event.owner for event in trace.optimizer_steps(step=0)}
+    return len(owners) == 1 and len(trace.backwards(step=0)) >= n and _passes(trace) == 1
+
+
+def _stepped_wrongly(subject: Subject, trace: Trace, n: int) -> Finding | None:
+    """Explain a call of the step in which the optimizer steps before all micro-batches are in the gradients."""
+    if len(trace.optimizer_steps(step=0)) > 1 and len(trace.backwards(step=0)) > 1:
+        return explain.stepped_each(trace, n)
+    functions = functions_of(subject.contract.train_step)
+    return explain.stepped_early(
+        trace, n, frozenset().union(*(sources.untaken_lines(one) for one in functions))
     )
 
 

@@ -113,6 +113,26 @@ def making_watcher(mask: torch.Tensor) -> Any:
     return watcher
 
 
+def entry_watcher(field: torch.Tensor) -> Any:
+    """Return a watcher that says True at the line after which a variable, or an entry of one, holds these values."""
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event == "call":
+            return False
+        held = list(frame.f_locals.values())
+        for one in tuple(held):
+            held += one.values() if isinstance(one, dict) else one if isinstance(one, tuple) else ()
+        return any(
+            isinstance(value, torch.Tensor)
+            and value.shape == field.shape
+            and value.dtype == field.dtype
+            and torch.equal(value, field)
+            for value in held
+        )
+
+    return watcher
+
+
 def mask_too_long(part: Part, found: LongMask) -> Finding:
     """A collate function marks padding as real."""
     collate: Any = part.plan.collate_fn

@@ -24,7 +24,7 @@ from ..reading import read
 from ..snapshot import put_back
 from ..wording import line_ref
 from .graph_shifts import Shifted, shifts_watcher, wrongly_shifted
-from .mask_lengths import LongMask, making_watcher, too_long
+from .mask_lengths import LongMask, entry_watcher, making_watcher, too_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,6 +57,7 @@ class Pairing:
         moved: The one line of the collate function, or of what it calls, that puts something in
             another order; None where there is none, or several.
         returned: The line by which the collate function returns the batch.
+        kept: The line that makes ``path``, where this has stayed in the order of the samples.
         mask: A mask of the batch that is longer than its samples, or None.
         shifted: Indices of the batch that reach into other samples, or None.
     """
@@ -69,6 +70,7 @@ class Pairing:
     got: str = ""
     moved: Location | None = None
     returned: Location | None = None
+    kept: Location | None = None
     mask: LongMask | None = None
     shifted: Shifted | None = None
 
@@ -121,9 +123,12 @@ def pairing_of(survey: Survey) -> Pairing | None:
         return Pairing(path=path, count=len(chosen), mask=mask)
     place, row = mixed[0]
     moved, returned = lines_like(part, chosen, survey.seed, _reorders)
+    stays = all(_holds(whole[path][n], label) for n, label in enumerate(labels))
+    watcher = entry_watcher(whole[path])
     return Pairing(
         path=path,
         count=len(chosen),
+        kept=_line_of(part, chosen, survey.seed, watcher) if stays else None,
         mixed=tuple(chosen[one] for one, _ in mixed),
         own=_shown(labels[place]),
         got=_shown(whole[path][row]),
@@ -227,6 +232,7 @@ def fields_mixed(part: Part, found: Pairing) -> Finding:
     first, moved = found.mixed[0], found.moved
     put = sources.assigned_name(moved) if moved is not None else ""
     left = sources.reads_old_name(moved) if moved is not None else None
+    left = left or (found.kept if moved is not None and found.kept != moved else None)
     said = "field" if found.beside else "label"
     return violated(
         "collate-mixes-fields" if found.beside else "collate-mixes-labels",

@@ -17,6 +17,7 @@ class Place:
         module: Qualified name of the module in whose forward it runs.
         fact: What was measured there, as a clause.
         built: The line that builds the module, where its settings are all that the user wrote of it.
+        constructed: The line of a function that ``built`` calls, where that constructs the module.
         settings: What the operation was told by constants: the line that makes a mask.
         cause: What the operation does that it must not, where that is known.
         fix: The edit that mends it, where that is known.
@@ -28,6 +29,7 @@ class Place:
     module: str = ""
     fact: str = ""
     built: Location | None = None
+    constructed: Location | None = None
     settings: tuple[Culprit, ...] = ()
     cause: str = ""
     fix: str = ""
@@ -48,4 +50,6 @@ class Place:
             first = Culprit("module", self.module, self.op, place)
         else:
             first = Culprit("call", self.op, self.op, self.location)
-        return [first, *self.settings]
+        within = self.constructed if self.module and self.built is not None else None
+        made = [Culprit("call", within.function, "constructs it", within)] if within else []
+        return [first, *made, *self.settings]

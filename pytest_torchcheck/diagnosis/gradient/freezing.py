@@ -219,6 +219,39 @@ def _condition(place: Location) -> Location | None:
     return None
 
 
+_HOOKS = r"\.register_(post_accumulate_grad_)?hook\("
+
+
+def hook_line(subject: Subject, name: str) -> Location | None:
+    """Return the one line that gives a parameter the hook it has; None where it has none, or several lines may have."""
+    held = subject.named_parameters()[name]
+    later = getattr(held, "_post_accumulate_grad_hooks", None)
+    hooks = [*(held._backward_hooks or {}).values(), *(later or {}).values()]
+    parts = name.split(".")
+    owners = [subject.model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    classes = {cls for owner in owners for cls in type(owner).__mro__ if sources.is_own_class(cls)}
+    contract = subject.contract
+    model = None if isinstance(contract.model, nn.Module) else contract.model
+    makers = functions_of(contract.optimizer, contract.train_step, model)
+    written: tuple[Callable[..., Any] | type, ...] = (*classes, *makers)
+    found = {
+        (place.file, place.line): place
+        for thing in written
+        for place in sources.matches(thing, _HOOKS)
+        if any(_sets(place, hook) for hook in hooks)
+    }
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _sets(place: Location, hook: Any) -> bool:
+    """Say whether a line that sets a hook sets this one: it names the function, or holds it written out."""
+    name = getattr(hook, "__name__", "")
+    if name != "<lambda>":
+        return bool(name) and _word(name, place.text)
+    statement = sources.statement(place.file, place.line)
+    return statement is not None and sources.holds(statement, hook.__code__.co_firstlineno)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
     """One module that the model knows by two names, frozen through the second.

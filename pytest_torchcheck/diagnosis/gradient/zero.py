@@ -15,6 +15,7 @@ from ...loop.checkpoints import STEPS
 from ...objects import trees
 from ...objects.trees import dense
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
+from ...probes.gradient.uses import where_parted
 from ...probes.positions.doubled import find_doubled
 from ...probes.recorded.watch import Watch
 from ...runs.again import forward_and_loss
@@ -93,6 +94,10 @@ def zero(
             cause, fix, joined = twice
             culprits += joined
             location = joined[0].location
+        elif kind == "cancels" and (parted := _parted(subject, at, group)):
+            culprits += [Culprit("call", at.op.name, "uses it here", place) for place in parted]
+            location = parted[-1]
+            cause += f", those of lines {', '.join(str(place.line) for place in parted)}"
         yield violated(
             "grad-zero",
             f"the gradient of {names_text(group)} is always zero ({len(group)} of {total} parameters)",
@@ -126,6 +131,14 @@ def _grouped(
             found[name] = cuts.get(name)
             groups[("cut", *place_of(found[name]))].append(name)
     return groups, found
+
+
+def _parted(subject: Subject, at: ZeroGradient, names: list[str]) -> list[Location]:
+    """Return the lines of one function of the user's whose uses of a value cancel."""
+    if len(at.uses) < 2:
+        return []
+    with subject.pristine():
+        return where_parted(forward_and_loss(subject), subject.model, names, at.uses)
 
 
 def _given_twice(subject: Subject, at: Any) -> tuple[str, str, list[Culprit]] | None:

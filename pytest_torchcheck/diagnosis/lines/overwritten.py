@@ -188,6 +188,35 @@ def dropped_result(model: nn.Module, name: str) -> Dropped | None:
     return None
 
 
+def dropped_detach(functions: Iterable[Callable[..., Any]]) -> Dropped | None:
+    """Return the one statement ``name.detach()`` of some functions that keeps nothing: the gradient still flows.
+
+    Lines in branches that the functions' own closures rule out do not count.
+    """
+    found: dict[tuple[str, int], Dropped] = {}
+    for function in functions:
+        place = sources.of_user_object(function)
+        if place is None:
+            continue
+        dead = sources.untaken_lines(function)
+        for node in sources.own_nodes(sources.function_around(place.file, place.line)):
+            if not isinstance(node, ast.Expr) or node.lineno in dead:
+                continue
+            call = node.value
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr == "detach"
+            ):
+                line = sources.of_line(place.file, node.lineno, place.function)
+                found[place.file, node.lineno] = Dropped(
+                    method=ast.unparse(call.func),
+                    location=line,
+                    why="Tensor.detach returns another tensor and changes nothing",
+                )
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
 def _statements(cls: type, attribute: str) -> Iterator[tuple[str, Location]]:
     """Iterate over the statements ``self.attribute.method(...)`` of a class: the method, and the line."""
     init = vars(cls).get("__init__")

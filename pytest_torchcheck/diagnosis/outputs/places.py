@@ -242,11 +242,14 @@ def place_of(found: Any, model: torch.nn.Module | None = None) -> Place | None:
         return None
     op = getattr(found, "op", None)
     name = getattr(found, "module", "") or (op.module if op is not None else "")
-    built = None
+    built = within = None
     if name and model is not None and _is_torchs_own(model, name):
         built = sources.of_parameter(model, name)
+        cls = type(model.get_submodule(name)).__name__
+        within = sources.constructed(built, cls) if built is not None else None
     return Place(
         built=built,
+        constructed=within,
         op=op.name if op is not None else "",
         location=getattr(found, "location", None) or (op.location if op is not None else None),
         module=name,

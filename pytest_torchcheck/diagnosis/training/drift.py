@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ... import sources
 from ...culprits import parameter
 from ...findings import Culprit, Finding, Location
+from ...loop.closures import functions_of
 from ...probes.recorded.watch import Watch, name_of, tensors_in
 from ...runs.training.later_steps import STEPS, moving_without
 from ...state import seed_everything
@@ -18,7 +21,7 @@ from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..gradient import freezing
 from ..gradient.zero import zero_at_step
-from ..lines.overwritten import dropped_result
+from ..lines.overwritten import dropped_detach, dropped_result
 from ..loss.target_origins import helper_returns
 from ..outputs.eval_lines import keeping_lines
 from .optimizers import optimizer_line
@@ -87,7 +90,10 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             f"set the gradient to None{_on(zeroed.location)}, which optimizers skip, or call "
             "requires_grad_(False)"
         )
-        place = zeroed.location or place
+        if (hook := freezing.hook_line(subject, name)) is not None and zeroed.location is None:
+            because += f"; it has a hook, set on line {hook.line}"
+            fix = f"call requires_grad_(False) on it on line {hook.line} instead: a hook cannot make the gradient None"
+        place = zeroed.location or hook or place
         further = [
             Culprit("optimizer", "weight_decay", f"{zeroed.decay:g}", optimizer_line(subject, name))
         ]
@@ -106,7 +112,18 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
             cause = f"eval() switches dropout and statistics of {whole} only; its parameters still train"
             because = f"{because}; every module of {whole} is in eval mode"
             fix = f"call requires_grad_(False) on {whole} on line {taken.line} too"
-    idle = dropped_result(subject.model, name) if trainable and not writes and not thawed else None
+    elif trainable and not writes and thawed is None:
+        further += [parameter(subject, n, "is created here, trainable") for n in names[:3]]
+        if (created := further[-1].location) is not None and "Parameter(" in created.text:
+            fix = f"pass requires_grad=False on line {created.line}, or drop {name!r} from Frozen(...)"
+    plain = trainable and not writes and not thawed
+    idle = dropped_result(subject.model, name) if plain else None
+    undetached = dropped_detach(_functions(subject)) if plain and idle is None else None
+    if undetached is not None:
+        place, because = undetached.location, f"{because}; {undetached.why}"
+        further.append(Culprit("call", undetached.method, "its result is discarded", place))
+        cause = f"the result of {undetached.method} is discarded, so the loss trains {name} too"
+        fix = f"assign what detach() returns on line {place.line}"
     if idle is not None:
         place, because = idle.location, f"{because}; {idle.why}"
         cause = f"the result of {idle.method} is discarded, so {name} is unchanged"
@@ -135,6 +152,16 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
         fix=fix,
         evidence={"parameters": list(names)},
     )
+
+
+def _functions(subject: Subject) -> list[Callable[..., Any]]:
+    """Return the user's functions that a training step runs: the step's, the loss's, and the forwards of the modules."""
+    contract = subject.contract
+    modules = [*subject.model.modules()]
+    modules += [contract.loss] if isinstance(contract.loss, nn.Module) else []
+    classes = dict.fromkeys(type(module) for module in modules)
+    plain = None if isinstance(contract.loss, nn.Module) else contract.loss
+    return [*functions_of(contract.train_step, plain), *(cls.forward for cls in classes)]
 
 
 def _eval_line(subject: Subject, name: str) -> Location | None:

@@ -10,7 +10,7 @@ from ...findings import Culprit, Finding, Location
 from ...text.wording import have, names_text
 from ...verdicts import inconclusive, violated
 from .making import Making, making
-from .parameter_groups import left_out, lost, spent_of
+from .parameter_groups import left_out, lost, skipped, spent_of
 
 if TYPE_CHECKING:
     from ...subject import Subject
@@ -49,7 +49,7 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
     )
     thawed = made.thawed.get(names[0])
     whole = copied or stale or thawed or coverage.foreign or names[0] in made.replaced
-    dropped = None if whole else lost(subject, names[0])
+    dropped = None if whole else lost(subject, names[0]) or skipped(subject, names[0])
     out = None if whole else dropped or left_out(subject, names[0])
     given = out.culprits if out is not None else ()
     named = {(p.file, p.line) for p in made.matches(rf"(?<!\w){re.escape(names[0])}\b")}

@@ -243,6 +243,47 @@ def lost(subject: Subject, name: str) -> LeftOut | None:
     )
 
 
+def skipped(subject: Subject, name: str) -> LeftOut | None:
+    """Return the one ``continue`` by which a loop of the optimizer function passes over a parameter, or the module that owns it.
+
+    None where a list of that function holds the parameter by then: it was skipped because it had been added.
+    """
+    found: dict[tuple[str, int], Location] = {}
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        parameter = dict(model.named_parameters())[name]
+        owner = model.get_submodule(name.rpartition(".")[0])
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            file, known = frame.f_code.co_filename, list(frame.f_locals.values())
+            if (
+                any(one is parameter or one is owner for one in known)
+                and isinstance(sources.statement(file, line), ast.Continue)
+                and not any(_holds(one, parameter) for one in known)
+            ):
+                found[file, line] = line_of(frame.f_code, line)
+            return False
+
+        find_line(lambda: subject.make_optimizer(model), watcher)
+    if len(found) != 1:
+        return None
+    (place,) = found.values()
+    tests = sources.deciding_lines(place)[:1]
+    words = f"the loop passes over {name} on line {place.line}"
+    return LeftOut(
+        location=place,
+        words=words,
+        culprits=(
+            Culprit("call", "parameters", f"passes over {name}", place),
+            *(Culprit("call", "if", "decides it", test) for test in tests),
+        ),
+        fix=f"add the module's own parameters, {name} among them, before line {place.line}"
+        if owner is not subject.model
+        else f"add {name} before line {place.line}",
+    )
+
+
 def _deciding(made: Making, place: Location) -> Location:
     """Return the test for a new entry that lets a line of a loop run, or the line of its one name; else the line."""
     loops = sources.around(place.file, place.line, ast.For)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,34 @@ from ...verdicts import violated
 from ..closures import functions_of
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Finding
+    from pytest_torchcheck.findings import Finding, Location
     from pytest_torchcheck.subject import Subject
 
     from ..trace import Trace
 
 _FIRST_ONLY = r"param_groups\[0\]\[.lr.\]\s*=[^=]"
+
+
+def loop_before(place: Location) -> Location | None:
+    """Return the loop whose variable a line sets an entry of (``group["lr"] = rate``) after the loop has ended."""
+    made = sources.statement(place.file, place.line)
+    names = {
+        target.value.id
+        for target, _ in (sources.writes(made) if made is not None else ())
+        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
+    }
+    found: Location | None = None
+    for node in sources.own_nodes(sources.function_around(place.file, place.line)):
+        if (
+            isinstance(node, ast.For)
+            and isinstance(node.target, ast.Name)
+            and node.target.id in names
+        ):
+            if sources.holds(node, place.line):
+                return None
+            if node.lineno < place.line:
+                found = sources.of_line(place.file, node.lineno, place.function)
+    return found
 
 
 def set_by_hand(subject: Subject, trace: Trace) -> Finding | None:

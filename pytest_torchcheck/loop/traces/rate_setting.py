@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A line after which the first group's learning rate is another one.
+    """A line after which a group's learning rate is another one.
 
     Attributes:
         location: The line.
@@ -48,10 +48,10 @@ class Setting:
     called: Location | None = None
 
 
-def last_setting(subject: Subject, step: int) -> Setting | None:
+def last_setting(subject: Subject, step: int, group: int = 0) -> Setting | None:
     """Return what gave the optimizer that steps first its rate for one of its steps; None where it was made with it.
 
-    A scheduler's step is no such line.
+    A scheduler's step is no such line. The rate is that of one group, the first by default.
     """
     if subject.contract.loop is not None or subject.contract.optimizer is None:
         return None
@@ -59,7 +59,7 @@ def last_setting(subject: Subject, step: int) -> Setting | None:
         warnings.simplefilter("ignore")
         model.train()
         seed_everything(subject.seed)
-        watch = _Rates(step)
+        watch = _Rates(step, group)
         handle = register_optimizer_step_pre_hook(watch.stepping)
         originals = _patched(watch)
         try:
@@ -136,8 +136,9 @@ def _steps(subject: Subject, model: nn.Module, count: int) -> None:
 class _Rates:
     """Compares the rates of every optimizer that is made, after every line."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, group: int = 0) -> None:
         self.found: Setting | None = None
+        self._group = group
         self.scheduling = 0
         self._step = step
         self._rates: dict[int, tuple[torch.optim.Optimizer, float]] = {}
@@ -151,7 +152,7 @@ class _Rates:
         if event == "call":
             return False
         for key, (optimizer, before) in list(self._rates.items()):
-            now = _rate(optimizer)
+            now = _rate(optimizer, self._group)
             if now != before:
                 self._rates[key] = (optimizer, now)
                 self._changes[key] = self._changes.get(key, 0) + 1
@@ -168,7 +169,7 @@ class _Rates:
 
     def made(self, optimizer: torch.optim.Optimizer) -> None:
         """Know an optimizer from now on."""
-        self._rates[id(optimizer)] = (optimizer, _rate(optimizer))
+        self._rates[id(optimizer)] = (optimizer, _rate(optimizer, self._group))
 
     def loaded(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has got a state."""
@@ -178,7 +179,7 @@ class _Rates:
         """Take the rate that a scheduler has set as nobody else's."""
         key = id(optimizer)
         if key in self._rates:
-            self._rates[key] = (optimizer, _rate(optimizer))
+            self._rates[key] = (optimizer, _rate(optimizer, self._group))
             self._last[key] = None
 
     def stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -201,9 +202,9 @@ def _caller(frame: FrameType) -> Location | None:
     return line_of(caller.f_code, caller.f_lineno)
 
 
-def _rate(optimizer: torch.optim.Optimizer) -> float:
+def _rate(optimizer: torch.optim.Optimizer, group: int) -> float:
     groups = getattr(optimizer, "param_groups", ())
-    return float(groups[0].get("lr", 0.0)) if groups else 0.0
+    return float(groups[group].get("lr", 0.0)) if len(groups) > group else 0.0
 
 
 def _patched(watch: _Rates) -> list[tuple[Any, str, Any]]:

@@ -15,6 +15,7 @@ from pytest_torchcheck.record.tracing import find_line
 
 from ...verdicts import suspicious, violated
 from ..closures import functions_of
+from .rate_groups import loop_before
 from .rate_setting import last_setting, produced
 from .wording import at, call
 
@@ -29,6 +30,7 @@ _TOLERANCE = 1e-6
 _VANISHED = 1e-2
 _OTHER_FUNCTION = "the schedule differs from the declared function"
 _SHIFTED = "the schedule counts its steps otherwise from"
+_FIRST_STAYS = "parameter group 0 keeps its learning rate"
 _OTHER_BASE = (
     "every rate is off by the same factor: the base rate or the scale of the schedule is wrong"
 )
@@ -177,6 +179,15 @@ def schedule_finding(
                 f"set group['lr'] of every param_group after {at(place)}, or load only the "
                 "moments (state)"
             )
+    elif not stepped and cause.startswith(_FIRST_STAYS):
+        # what sets the rate of another group might have set this one's too
+        moving = moving_groups(trace)[0][0]
+        setting = last_setting(subject, n, moving) or last_setting(subject, wrong[-1], moving)
+        if setting is not None:
+            place = setting.location
+            if (loop := loop_before(place)) is not None:
+                because += f"; {at(place)} runs once, after the loop on line {loop.line}"
+                fix += f": move {at(place)} into the loop on line {loop.line}"
     formula = None
     if by_hand and setting is not None and cause.startswith((_OTHER_FUNCTION, _SHIFTED)):
         formula = produced(subject, n, setting.after)
@@ -246,7 +257,7 @@ def _relation(
         _, before, after = moving[0]
         word = "groups" if len(moving) > 1 else "group"
         return (
-            f"parameter group 0 keeps its learning rate, while the rate of {word} {groups} changes",
+            f"{_FIRST_STAYS}, while the rate of {word} {groups} changes",
             f"over the same steps the rate of group {moving[0][0]} goes from {before:g} to {after:g}",
             "set the rate of every group of optimizer.param_groups",
         )

@@ -21,13 +21,21 @@ _AMPLIFIED = 30
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The end of a walk: ``call`` got a gradient of rms ``reached`` for ``output`` and gave ``value`` none."""
+    """The end of a walk: ``call`` got a gradient of rms ``reached`` for ``output`` and gave ``value`` none.
+
+    ``users`` are the calls that read the value and have a gradient to give.
+    """
 
     call: Call
     value: Value
     output: Value
     reached: float
-    uses: int
+    users: tuple[Call, ...]
+
+    @property
+    def uses(self) -> int:
+        """How many calls have a gradient to give to the value."""
+        return len(self.users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +154,9 @@ class Ahead:
             return None
         # the latest use is where the branches of a cancellation meet
         _, call, output = max(alive, key=lambda entry: (entry[1].op.index, entry[0]))
-        uses = len({id(use) for _, use, _ in alive})
+        users = tuple({id(use): use for _, use, _ in alive}.values())
         order = (share == 0.0, reached if share == 0.0 else -share)
-        return order, Stopped(call, value, output, output.rms or 0.0, uses)
+        return order, Stopped(call, value, output, output.rms or 0.0, users)
 
     def _share(self, value: Value, later: Value) -> float:
         """Return what share of a later value's gradient is left at a value.

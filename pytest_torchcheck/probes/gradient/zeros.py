@@ -66,6 +66,7 @@ class ZeroGradient:
         fact: What was measured, as a clause.
         reached: Root mean square of that gradient.
         left: Root mean square behind the operation: exactly 0.0, or what rounding leaves of it.
+        uses: The operations whose gradients meet there, where there are several.
     """
 
     parameter: str
@@ -76,6 +77,7 @@ class ZeroGradient:
     fact: str
     reached: float
     left: float
+    uses: tuple[Op, ...] = ()
 
 
 def find_zero_gradients(
@@ -148,6 +150,7 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
         fact=fact,
         reached=stopped.reached,
         left=stopped.value.rms or 0.0,
+        uses=tuple(call.op for call in stopped.users) if stopped.uses > 1 else (),
     )
 
 
@@ -271,7 +274,7 @@ def _zeros_made(stopped: Stopped) -> Stopped | None:
             others = [v for v in maker.inputs if v not in lively]
             if not data or any(v.origin in ("parameter", "source") for v in others):
                 return None
-            source = Stopped(maker, data[0], found, stopped.reached, 1)
+            source = Stopped(maker, data[0], found, stopped.reached, (maker,))
             return source if _reason(source)[0] in _ZEROING else None
         found = next(iter(maker.inputs), None)
     return None
