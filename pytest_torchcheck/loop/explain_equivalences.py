@@ -140,7 +140,7 @@ def stepped_each(trace: Trace, n: int) -> Finding:
 
 
 def _condition(deciding: list[Location], dead: frozenset[int]) -> Location | None:
-    """Return the line that decides whether a step runs: its ``if``, or what gave the one name that this asks its value."""
+    """Return the line that decides whether a step runs: its ``if``, or what gave the one name in it its value."""
     if not deciding:
         return None
     head = deciding[0]

@@ -90,7 +90,7 @@ def find_line(call: Callable[[], Any], watcher: Watcher, *, least: int = 2) -> L
 
 
 def line_giving(call: Callable[[], Any], code: CodeType, name: str) -> Location | None:
-    """Run a call; return the last line of a function that gave its variable ``name`` a value; None for an argument's."""
+    """Run a call; return the last line of a function that gave its ``name`` a value; None for an argument's."""
     last: dict[FrameType, Any] = {}
     given: list[int | None] = [None]
 

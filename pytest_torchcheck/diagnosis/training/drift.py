@@ -155,7 +155,7 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
 
 
 def _functions(subject: Subject) -> list[Callable[..., Any]]:
-    """Return the user's functions that a training step runs: the step's, the loss's, and the forwards of the modules."""
+    """Return the user's functions that a training step runs: the step, the loss, and the modules' forwards."""
     contract = subject.contract
     modules = [*subject.model.modules()]
     modules += [contract.loss] if isinstance(contract.loss, nn.Module) else []

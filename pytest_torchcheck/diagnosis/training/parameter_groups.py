@@ -244,7 +244,7 @@ def lost(subject: Subject, name: str) -> LeftOut | None:
 
 
 def skipped(subject: Subject, name: str) -> LeftOut | None:
-    """Return the one ``continue`` by which a loop of the optimizer function passes over a parameter, or the module that owns it.
+    """Return the one ``continue`` by which a loop of the optimizer function passes over a parameter, or its module.
 
     None where a list of that function holds the parameter by then: it was skipped because it had been added.
     """

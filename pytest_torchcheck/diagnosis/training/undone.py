@@ -1,4 +1,4 @@
-"""Why steps are in vain: an optimizer that goes back to where it began, targets that meet the inputs of another call."""
+"""Why steps are in vain: an optimizer that goes back to its start, targets that meet the inputs of another call."""
 
 from __future__ import annotations
 

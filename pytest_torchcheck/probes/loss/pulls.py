@@ -110,7 +110,7 @@ def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def chosen_by_loss(loss: LossOfOutput, read: list[int], unread: list[int], axis: int) -> bool:
-    """Say whether the samples that are read have all higher losses than the others, or are most and have all lower ones.
+    """Say whether the samples that are read have the highest losses, or are most of them and have the lowest.
 
     Each loss is that of a batch of the sample's copies. The hardest samples may be mined, and the
     easier ones kept where labels are noisy (Han et al., Co-teaching, 2018).

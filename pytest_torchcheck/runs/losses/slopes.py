@@ -124,7 +124,7 @@ class Descent:
 
     @property
     def kinked(self) -> bool:
-        """Say whether kinks explain what the first step misses, and are too many for a smaller one to show the slope."""
+        """Say whether kinks explain what the first step misses, too many for a smaller one to show the slope."""
         first = self.slopes[0]
         gap = abs(first.ahead - first.behind) / self.promised
         return gap > max(_ONE_SIDED * abs(self.ratio(first) - 1), _MANY)
