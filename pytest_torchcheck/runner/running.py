@@ -315,7 +315,7 @@ class Runner:
         return tuple(found)
 
     def _failed(self, case: Case, error: BaseException, found: list[Finding]) -> Finding:
-        """Return what an error of a check is: a defect of this package, unless no check can read what the model returns."""
+        """Return what an error of a check is: a defect of this package, unless no check can read what a model returns."""
         if refused := refused_output(self._subjects.values()):
             return verdicts.inconclusive(refused, code=undecided.NOT_MEASURABLE)
         return outcomes.internal(case.check.name, error, found)

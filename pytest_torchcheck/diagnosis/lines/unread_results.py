@@ -81,7 +81,7 @@ def idle_choice(subject: Subject, idle: IdleChoice) -> Finding:
     line = f" on line {made.line}" if made is not None else ""
     return violated(
         "result-unread",
-        f"the index of {idle.op} has no influence: dimension {idle.dim} holds {idle.shape[idle.dim]} copies of one entry",
+        f"the index of {idle.op} has no influence: dimension {idle.dim} holds {idle.shape[idle.dim]} equal entries",
         culprits=[
             Culprit("call", "repeat", "makes the copies", made),
             Culprit("call", idle.op, "chooses among them", idle.location),

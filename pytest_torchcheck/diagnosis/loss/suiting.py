@@ -18,7 +18,7 @@ def one_suits_all(subject: Subject, found: Suited) -> Finding:
     place = loss_line(subject)
     return violated(
         "targets-ignored",
-        f"one {found.path} for all samples brings the loss to its lowest value: labels of {found.idle} have no part in it",
+        f"one {found.path} for all samples brings the loss to its minimum: labels of {found.idle} have no part in it",
         culprits=[
             Culprit("target", found.target, f"has no effect where it is {found.idle}", place)
         ],
