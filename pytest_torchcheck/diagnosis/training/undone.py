@@ -1,4 +1,4 @@
-"""Why steps are in vain: an optimizer that goes back to where it began, targets that meet the inputs of another call."""
+"""Why steps are in vain: an optimizer goes back to where it began, targets meet the inputs of another call."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def late_inputs(subject: Subject) -> Finding:
         location=place,
         observed="other inputs alone leave every gradient of that call bit-equal; other targets alone do not",
         cause="the step holds inputs of a batch back, and not the targets that belong to them",
-        because="in the first call other inputs change the gradients, and after a call the step holds that batch's inputs",
+        because="in the first call other inputs change the gradients; after a call the step holds its inputs",
         fix="hold inputs and targets of a batch back together, or use both at once",
     )
