@@ -120,7 +120,7 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
 
 
 def _written_by_training(subject: Subject, names: list[str]) -> list[str]:
-    """Return the trainable parameters of some tensors, and the buffers that steps change: tables may be one for all."""
+    """Return which tensors training writes to: a table of constants may be one for all."""
     parameters = subject.named_parameters()
     if all(name in parameters for name in names):
         return names

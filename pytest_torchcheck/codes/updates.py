@@ -23,8 +23,8 @@ stale_copy = One("diagnosis.training.lasting:stale_copy", "copy-stale", doubtful
 stale_state = One("diagnosis.training.lasting:stale_state", "state-stale")
 stops_training = One("diagnosis.training.lasting:stops_training", "weight-stops")
 untaught = One("diagnosis.training.untaught:untaught", "weight-untaught")
-late_inputs = One("diagnosis.training.undone:late_inputs", "batch-unused")
-undone = One("diagnosis.training.undone:undone", "weight-put-back")
+late_inputs = One("diagnosis.training.lasting:late_inputs", "batch-unused")
+undone = One("diagnosis.training.lasting:undone", "weight-put-back")
 unused_call = One("diagnosis.training.lasting:unused_call", "batch-unused")
 
 compared_whole = Maybe("diagnosis.training.whole_names:compared_whole", "names-compared-whole")

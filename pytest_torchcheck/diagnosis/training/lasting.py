@@ -13,6 +13,7 @@ from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...probes.recorded.watch import Watch
 from ...runs.training.enduring import MANY
+from ...runs.training.returning import own_optimizers
 from ...subject.errors import SubjectError
 from ...text.wording import counted, names_text
 from ...verdicts import suspicious, violated
@@ -204,6 +205,41 @@ def unused_call(subject: Subject, call: int, numbers: tuple[str, ...]) -> Findin
         cause="the gradient is computed, not applied, and cleared by the next call",
         because="only the batch of this call was changed; gradients that accumulate would change later steps",
         fix="step the optimizer in each call, or clear gradients only after it has stepped",
+    )
+
+
+def undone(subject: Subject, names: list[str], after: int) -> Finding:
+    """Explain an optimizer that undoes its own steps."""
+    with subject.pristine(steps=True) as model:
+        kinds = [type(one) for one in own_optimizers(subject.make_optimizer(model))]
+    own = [kind for kind in kinds if sources.is_own_class(kind)]
+    what = (own or kinds)[0].__name__
+    return violated(
+        "weight-put-back",
+        f"every {after} steps {what} sets {names_text(names)} back to the first values",
+        culprits=[parameter(subject, name, "set back by the optimizer") for name in names[:8]],
+        location=sources.of_object(own[0].step) if own else optimizer_line(subject, names[0]),
+        observed=f"after {after} training steps {names[0]} is bit-equal to its first values; after fewer it differs",
+        cause="the optimizer writes values that it kept over what its steps have learned",
+        because=f"{after} steps of the optimizer alone, with one gradient that is nowhere zero, end where they began",
+        fix="let the kept values move first, and copy them into the parameters afterwards",
+        evidence={"parameters": names, "steps": after},
+    )
+
+
+def late_inputs(subject: Subject) -> Finding:
+    """Explain a step that trains the targets of one batch on the inputs of an earlier one."""
+    step = subject.contract.train_step
+    place = None if step is None else sources.of_object(step)
+    return violated(
+        "batch-unused",
+        "from its second call on, the training step puts its targets beside inputs of an earlier batch",
+        culprits=[Culprit("call", "train_step", "keeps inputs for a later call", place)],
+        location=place,
+        observed="other inputs alone leave every gradient of that call bit-equal; other targets alone do not",
+        cause="the step holds inputs of a batch back, and not the targets that belong to them",
+        because="in the first call other inputs change the gradients; after a call the step holds its inputs",
+        fix="hold inputs and targets of a batch back together, or use both at once",
     )
 
 
