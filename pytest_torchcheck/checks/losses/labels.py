@@ -180,14 +180,20 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         if repeats:
             yield inconclusive("the text repeats, so the shift cannot be determined")
             return
-    verdict = _shift_verdict(subject, found, bool(promised), repeated[0] if repeated else "targets")
+    name = next((path for path, leaf in batch.input_leaves() if leaf is ids), "ids")
+    labels = repeated[0] if repeated else "targets"
+    verdict = _shift_verdict(subject, found, bool(promised), labels, name)
     if verdict.status == "passed" and not promised and repeated is not None:
         verdict = answer_seen(subject, ids, _trained_everywhere(gradients[1], ids)) or verdict
     yield verdict
 
 
 def _shift_verdict(
-    subject: Subject, found: dict[str, tuple[int, float, int]], promised: bool, labels: str
+    subject: Subject,
+    found: dict[str, tuple[int, float, int]],
+    promised: bool,
+    labels: str,
+    ids: str,
 ) -> Finding:
     """Judge the outputs by the shift at which they are trained; one on the next token allows further ones."""
     if not found:
@@ -204,7 +210,7 @@ def _shift_verdict(
         return not_applicable(
             "the model is not declared causal, and is trained on tokens it is given"
         )
-    return explain.shifted(subject, path, shift, share, labels)
+    return explain.shifted(subject, path, shift, share, labels, ids)
 
 
 def _trained_everywhere(gradients: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, int]:
