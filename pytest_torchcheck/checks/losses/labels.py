@@ -171,14 +171,16 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         kind = "the causal input is not" if promised else "no input whose tokens are the labels is"
         yield not_applicable(f"{kind} a batch of token ids")
         return
+    name = next((path for path, leaf in batch.input_leaves() if leaf is ids), "ids")
+    names = (repeated[0] if repeated else "targets", name)
     some, gradients, verdict = ids[:2], None, None
     if (few := _few(subject, batch, ids, repeated)) is not None:
         with contextlib.suppress(SubjectError):  # what runs with the whole batch alone
             gradients = _pulls(subject, few)
-            verdict = _shift_of(subject, some, gradients, bool(promised), repeated)
+            verdict = _shift_of(subject, some, gradients, bool(promised), names)
     if verdict is None or verdict.status != "passed":  # two samples mostly settle it
         some, gradients = ids, _pulls(subject, batch)
-        verdict = _shift_of(subject, ids, gradients, bool(promised), repeated)
+        verdict = _shift_of(subject, ids, gradients, bool(promised), names)
     if verdict.status == "passed" and gradients and not promised and repeated is not None:
         verdict = answer_seen(subject, ids, _trained_everywhere(gradients[1], some)) or verdict
     yield verdict
@@ -205,9 +207,9 @@ def _shift_of(
     ids: torch.Tensor,
     gradients: Gradients | None,
     promised: bool,
-    repeated: tuple[str, torch.Tensor] | None,
+    names: tuple[str, str],
 ) -> Finding:
-    """Judge one batch."""
+    """Judge one batch, whose labels and token ids have these names."""
     if gradients is None:
         return inconclusive(
             "the gradient of the loss with respect to the outputs could not be computed"
@@ -224,11 +226,15 @@ def _shift_of(
         found[path] = (1 if repeats else best, shares[best], int(counts.sum()))
         if repeats:
             return inconclusive("the text repeats, so the shift cannot be determined")
-    return _shift_verdict(subject, found, promised, repeated[0] if repeated else "targets")
+    return _shift_verdict(subject, found, promised, *names)
 
 
 def _shift_verdict(
-    subject: Subject, found: dict[str, tuple[int, float, int]], promised: bool, labels: str
+    subject: Subject,
+    found: dict[str, tuple[int, float, int]],
+    promised: bool,
+    labels: str,
+    ids: str,
 ) -> Finding:
     """Judge the outputs by the shift at which they are trained; one on the next token allows further ones."""
     if not found:
@@ -245,7 +251,7 @@ def _shift_verdict(
         return not_applicable(
             "the model is not declared causal, and is trained on tokens it is given"
         )
-    return explain.shifted(subject, path, shift, share, labels)
+    return explain.shifted(subject, path, shift, share, labels, ids)
 
 
 def _trained_everywhere(gradients: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, int]:

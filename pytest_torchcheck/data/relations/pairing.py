@@ -123,12 +123,10 @@ def pairing_of(survey: Survey) -> Pairing | None:
         return Pairing(path=path, count=len(chosen), mask=mask)
     place, row = mixed[0]
     moved, returned = lines_like(part, chosen, survey.seed, _reorders)
-    stays = all(_holds(whole[path][n], label) for n, label in enumerate(labels))
-    watcher = entry_watcher(whole[path])
     return Pairing(
         path=path,
         count=len(chosen),
-        kept=_line_of(part, chosen, survey.seed, watcher) if stays else None,
+        kept=_kept(part, chosen, survey.seed, whole[path], labels),
         mixed=tuple(chosen[one] for one, _ in mixed),
         own=_shown(labels[place]),
         got=_shown(whole[path][row]),
@@ -136,6 +134,15 @@ def pairing_of(survey: Survey) -> Pairing | None:
         returned=returned,
         mask=mask,
     )
+
+
+def _kept(
+    part: Part, chosen: Sequence[int], seed: int, field: torch.Tensor, own: Sequence[torch.Tensor]
+) -> Location | None:
+    """Return the line that makes a field, where its rows stand in the order of the samples."""
+    if not all(_holds(field[n], one) for n, one in enumerate(own)):
+        return None
+    return _line_of(part, chosen, seed, entry_watcher(field))
 
 
 def _collations(

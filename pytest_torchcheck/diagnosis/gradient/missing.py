@@ -80,6 +80,8 @@ def _missing(
         culprits += used
     if kind == "never-used" and (instead := _called_instead(subject, names[0])) is not None:
         cause, fix = _used_instead(cause, instead, culprits)
+    if kind == "never-used":
+        fix += f", or declare MayLackGradient({names[0]!r}, reason=...)"
     # a codebook behind a straight-through estimator may be trained by hand, and
     # the last bias of an energy has no influence on its derivative: correct models have it
     judge = suspicious if kind in ("differentiated", "straight-through") else violated
@@ -91,12 +93,7 @@ def _missing(
         observed=f"backward ran over {1 + looks()} batches and seeds and after steps; the gradient is always None",
         cause=cause,
         because=(cut.fact if cut is not None else "") or "its gradient is None after backward",
-        fix=fix
-        + (
-            f", or declare MayLackGradient({names[0]!r}, reason=...)"
-            if kind == "never-used"
-            else ""
-        ),
+        fix=fix,
         evidence={
             "kind": kind,
             "parameters": list(names),

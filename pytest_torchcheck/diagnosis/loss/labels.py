@@ -193,8 +193,13 @@ def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
     return target_culprits(contract.batch, contract.loss, type(subject.model))
 
 
-def shifted(subject: Subject, path: str, shift: int, share: float, labels: str) -> Finding:
-    """Explain a language model that learns another token than the next one; ``labels`` is the path of its targets."""
+def shifted(
+    subject: Subject, path: str, shift: int, share: float, labels: str, ids: str
+) -> Finding:
+    """Explain a language model that learns another token than the next one.
+
+    ``labels`` and ``ids`` are the paths of its targets, and of the input whose tokens these are.
+    """
     made = _made_lines(subject)
     name = labels.rpartition(".")[2]
     within = made[0].location if made and not labels.startswith("targets") else None
@@ -213,9 +218,10 @@ def shifted(subject: Subject, path: str, shift: int, share: float, labels: str) 
         culprits=[
             Culprit("target", name, f"shift {shift}", line),
             *made,
+            Culprit("input", ids, f"its token t{shift:+d} is what position t learns"),
         ],
         observed=f"at {share:.0%} of the positions of {path} the gradient of the loss favours "
-        f"ids[t{shift:+d}]",
+        f"{ids}[t{shift:+d}]",
         cause=f"logits and {name} are not aligned"
         if shift < 1
         else f"logits and {name} are shifted twice",
