@@ -343,16 +343,17 @@ def _judged(
     """Yield what is wrong with the pulls of one target tensor, each to be explained if it counts."""
     read = {sample: moved for sample, moved in pulls.items() if moved is not None}
     unread = [sample for sample, moved in pulls.items() if moved is None]
-    if not read:
-        return  # no sample's: whether the loss reads them at all is another question
+    if not read:  # whether the loss reads them at all is another question
+        return
     axis = None if isinstance(loss, OwnLoss) else subject.contract.batch_dim
-    mined = bool(unread) and axis is not None and chosen_by_loss(loss, list(read), unread, axis)
+    mined = chosen_by_loss(loss, list(read), unread, axis) if unread else False
     if unread and not mined and not _masked(subject, loss, unread):
         yield partial(explain.unread, subject, loss, path, unread, len(pulls))
         return
     elsewhere = {s: m for s, m in read.items() if float(m[s]) <= ROUNDING * float(m.max())}
-    # an order that is reversed leaves the middle in its place
-    if 2 * len(elsewhere) > len(read) > 1:
+    if (
+        2 * len(elsewhere) > len(read) > 1
+    ):  # an order that is reversed leaves the middle in its place
         yield partial(explain.of_other_samples, subject, loss, path, elsewhere)
         return
     shared: Pulls = {s: m for s, m in read.items() if int((m > 0).sum()) > 1}
@@ -365,9 +366,8 @@ def _has_terms_apart(
 ) -> bool:
     """Say whether the terms of the loss belong to one sample each.
 
-    They do in one of torch's criteria and nothing else. A model's own loss is tried where the inputs
-    of its samples meet in no term: labels that move every sample, and may change their places
-    without any change, belong to no sample.
+    They do in one of torch's criteria and nothing else. A model's own loss is tried: labels that move
+    every sample, and may change their places without any change, belong to no sample.
     """
     if isinstance(loss, OwnLoss):
         everywhere = all(bool((moved > 0).all()) for moved in shared.values() if moved is not None)

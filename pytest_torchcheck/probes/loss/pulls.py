@@ -109,12 +109,16 @@ def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
     )  # fmt: skip
 
 
-def chosen_by_loss(loss: LossOfOutput, read: list[int], unread: list[int], axis: int) -> bool:
+def chosen_by_loss(
+    loss: LossOfOutput, read: list[int], unread: list[int], axis: int | None
+) -> bool:
     """Say whether the samples that are read have the highest losses, or are most of them and have the lowest.
 
     Each loss is that of a batch of the sample's copies. The hardest samples may be mined, and the
     easier ones kept where labels are noisy (Han et al., Co-teaching, 2018).
     """
+    if axis is None:
+        return False
     every = (*read, *unread)
     try:
         own = {s: float(loss.cut(torch.full((len(every),), s), axis).run()[0]) for s in every}

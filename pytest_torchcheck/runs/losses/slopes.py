@@ -264,9 +264,8 @@ def descent(subject: Subject) -> Descent:
 
     The weights are moved a little at random first, away from ties and zero-initialised parts. Each
     parameter moves along its gradient by the same share of its size. One forward and backward and
-    one forward in float64, a second where its slope is not the promised one; where the first step
-    misses, two at a smaller one, two at a larger one where the graph rounds to float32, and, where
-    two steps agree that the slope is another, two for each of a few parameters.
+    one forward in float64, a second where its slope is not the promised one; where that misses, two
+    at other steps each, and, where two steps agree on another slope, two for some parameters.
     """
     batch = few_samples(subject).to(dtype=torch.float64)
     try:
