@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +10,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...codes import loss as explain
 from ...objects import trees
-from ...probes.loss.arguments import by_own_loss, by_step, targets_of, unread_targets
+from ...probes.loss.arguments import (
+    by_own_loss,
+    by_step,
+    named_unused,
+    targets_of,
+    unread_targets,
+)
 from ...probes.loss.own import OwnLoss
 from ...probes.loss.places import deaf_gradient
 from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, chosen_by_loss, pulls_of
@@ -292,7 +297,7 @@ def _how_sure(subject: Subject, batch: Batch, unread: list[str], read_by: object
     some = len(unread) < len(targets)
     if some and batch.origin != "drawn":
         return None
-    if _named_unused(read_by, 1 if read_by is subject.contract.loss else 3):
+    if named_unused(read_by, 1 if read_by is subject.contract.loss else 3):
         return "suspicious"
     if some:
         specs, leaves = subject.source.specs, trees.floats(output_for_loss(subject)).values()
@@ -324,17 +329,6 @@ def _fits(target: torch.Tensor, leaf: torch.Tensor, spec: TensorSpec | None = No
     return (
         1 not in sizes and bool(sizes) and (not isinstance(spec, Labels) or spec.classes in sizes)
     )
-
-
-def _named_unused(function: object, place: int) -> bool:
-    """Say whether a function says by the name of a parameter that it does not use it."""
-    if not callable(function):
-        return False
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of a builtin
-        return False
-    return len(names) > place and names[place].startswith("_")
 
 
 def _judged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -217,3 +218,14 @@ def _unreadable(target: torch.Tensor) -> torch.Tensor:
         if target.dtype == torch.bool
         else torch.full_like(target, max(torch.iinfo(target.dtype).min, -127) or 255)
     )
+
+
+def named_unused(function: object, place: int) -> bool:
+    """Say whether a function says by the name of a parameter that it does not use it."""
+    if not callable(function):
+        return False
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a builtin
+        return False
+    return len(names) > place and names[place].startswith("_")
