@@ -53,6 +53,7 @@ _CONSTANT = 1e-6  # what rounding may change in a loss that depends on nothing
 _CRAWL = 1.7e-6
 """Progress per step of a learning rate that is far too low: 100 000 steps would not suffice."""
 _GROWN = 10.0  # times its first value: a loss that has grown so much does not come down by itself
+_FALLING = 0.8  # of the way is left, at most: such a run says nothing of what stops it
 _HALF = 0.5  # of the way: enough to say that a step which changes nothing is at fault
 _FELL = 0.05  # of the first loss: more than noise takes off it
 _SEEN = 8  # so many steps show what an optimizer does
@@ -214,7 +215,7 @@ def _not_learnt(
         return wrong
     reason = few_parameters(subject, batch) or explain.hindrance(subject)
     if reason is None:
-        falling = best.ended in ("pace", "budget") and _fell(best)
+        falling = best.ended in ("pace", "budget") and best.remaining <= _FALLING
         space = None if falling else tangent(subject, batch, budget)
         if space is not None:
             shown["tangent space"] = {

@@ -156,10 +156,12 @@ def through_file(state: Mapping[str, Any], *, alias: bool = False) -> tuple[dict
     tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
     whole = sum(t.numel() * t.element_size() for t in tensors if not is_lazy(t)) <= SAVE_BYTES
     trusted = {k: v for k, v in state.items() if _is_plain(v)} if type(state) in _DICTS else {}
-    written: Any = _each(state, _light)
+    written: Any
     if whole:
         written = copy.copy(state)
         written.update(dict.fromkeys(trusted, _STAND_IN))
+    else:
+        written = _each(state, _light)
     buffer = io.BytesIO()
     try:
         torch.save(written, buffer)

@@ -114,23 +114,40 @@ def making_watcher(mask: torch.Tensor) -> Any:
 
 
 def entry_watcher(field: torch.Tensor) -> Any:
-    """Return a watcher that says True at the line after which a variable, or an entry of one, holds these values."""
+    """Return a watcher that says True at the line after which a variable, or an entry of its own, holds these values.
+
+    A line that makes several entries of one dict or tuple at once is none.
+    """
+    sizes: dict[int, int] = {}
+    at_once: set[int] = set()
 
     def watcher(frame: FrameType, event: str, line: int) -> bool:
         if event == "call":
             return False
-        held = list(frame.f_locals.values())
-        for one in tuple(held):
-            held += one.values() if isinstance(one, dict) else one if isinstance(one, tuple) else ()
-        return any(
-            isinstance(value, torch.Tensor)
-            and value.shape == field.shape
-            and value.dtype == field.dtype
-            and torch.equal(value, field)
-            for value in held
-        )
+        for one in tuple(frame.f_locals.values()):
+            if _equal(one, field):
+                return True
+            if not isinstance(one, dict | tuple) or id(one) in at_once:
+                continue
+            values = list(one.values()) if isinstance(one, dict) else one
+            added = len(values) - sizes.get(id(one), 0)
+            sizes[id(one)] = len(values)
+            if any(_equal(value, field) for value in values):
+                if added <= 1:
+                    return True
+                at_once.add(id(one))
+        return False
 
     return watcher
+
+
+def _equal(value: object, field: torch.Tensor) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.shape == field.shape
+        and value.dtype == field.dtype
+        and torch.equal(value, field)
+    )
 
 
 def mask_too_long(part: Part, found: LongMask) -> Finding:
