@@ -157,9 +157,10 @@ def _moved_otherwise(subject: Subject, dead: dict[str, str]) -> dict[str, set[st
 def _redrawn(dead: dict[str, str], subject: Subject) -> None:
     """Look for gradients in the steps taken, then with other batches and seeds, until every parameter has one."""
     if dead and subject.contract.train_step is None:
-        # zero-initialised heads, gates and LoRA come alive in the steps that were taken
-        for name in trajectory(subject).live:
-            dead.pop(name, None)
+        # zero-initialised heads, gates and LoRA come alive there; what the optimizer raises is no gradient's fault
+        with contextlib.suppress(SubjectError):
+            for name in trajectory(subject).live:
+                dead.pop(name, None)
     for index, seed in REDRAWS:
         if not dead:
             break

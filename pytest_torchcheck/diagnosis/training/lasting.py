@@ -216,7 +216,7 @@ def undone(subject: Subject, names: list[str], after: int) -> Finding:
     what = (own or kinds)[0].__name__
     return violated(
         "weight-put-back",
-        f"every {after} steps {what} sets {names_text(names)} back to the first values",
+        f"after {after} steps {what} sets {names_text(names)} back to the first values",
         culprits=[parameter(subject, name, "set back by the optimizer") for name in names[:8]],
         location=sources.of_object(own[0].step) if own else optimizer_line(subject, names[0]),
         observed=f"after {after} training steps {names[0]} is bit-equal to its first values; after fewer it differs",

@@ -37,7 +37,7 @@ _BETAS, _QUICK = (0.7, 0.9), (0.9, 0.95)
 _FUSED = (torch.float32, torch.float64)
 _FLAT = 0.01  # of the distance to the floor: a run that gains less in its last window has stopped
 _TOO_FAR = 3.0  # times the steps that are left: a run whose pace needs more is ended
-_ENOUGH = 18  # steps on a few samples: models that reach the goal within the budget took 3 to 16
+_ENOUGH = 18  # steps on a few samples: who reaches the goal mostly does so in fewer
 _SHOWN = (
     5  # steps after which a declared optimizer that learns, and too slowly, leaves the rest to Adam
 )

@@ -40,9 +40,8 @@ def waiting(subject: Subject, names: Collection[str]) -> set[str]:
         resting = [g for g in groups if any(id(p) in held for p in g["params"])]
         turned = [] if schedulers_of(made) else list(resting)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # torch wants the optimizer's step before the schedule's
+            # torch wants the optimizer's step before the schedule's
+            warnings.simplefilter("ignore")
             for _ in range(_LONG if len(turned) < len(resting) else 0):
                 step_schedulers(made, 1.0)
                 turned += [g for g in resting if g["lr"] > 0.0 and all(g is not t for t in turned)]
