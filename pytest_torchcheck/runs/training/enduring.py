@@ -83,7 +83,7 @@ def _restart(subject: Subject, model: nn.Module) -> None:
 
 
 def fades(subject: Subject, names: Collection[str]) -> tuple[str, ...]:
-    """Return which parameters nearly stop after the first step, in nine more, though their gradients do not fall.
+    """Return which parameters nearly stop after the first step, though their gradients do not fall.
 
     A forward in training mode comes first: initial values that it takes from the data are no step.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...loop.checkpoints import STEPS
+from ...loop.checkpoints import STEPS, is_torchs
 from ...probes.holding.live_bytes import LiveBytes
 from ...probes.memory.allocations import storages
 from ...stepping import take_step
@@ -73,10 +73,6 @@ class KeptBytes:
 
         They call many small kernels for each parameter, and the count costs more than these.
         """
-        own = type(optimizer).__module__.startswith("torch.optim.")
-        hooked = getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(
-            optimizer, "_optimizer_step_post_hooks", None
-        )
-        known = own and not hooked and not isinstance(optimizer, torch.optim.LBFGS)
+        known = is_torchs(optimizer) and not isinstance(optimizer, torch.optim.LBFGS)
         with self._counter.paused() if known else contextlib.nullcontext():
             take_step(optimizer, closure)

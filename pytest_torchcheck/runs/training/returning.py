@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ...loop.checkpoints import is_torchs
 from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -23,13 +24,7 @@ _MOST: Final = 4
 
 def own_optimizers(made: Any) -> list[torch.optim.Optimizer]:
     """Return the optimizers whose step is not torch's own alone."""
-    return [
-        optimizer
-        for optimizer in optimizers_of(made)
-        if not type(optimizer).__module__.startswith("torch.optim.")
-        or optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-    ]
+    return [one for one in optimizers_of(made) if not is_torchs(one)]
 
 
 def returning(subject: Subject) -> tuple[list[str], int] | None:
