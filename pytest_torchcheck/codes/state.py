@@ -40,6 +40,12 @@ ENTAILS = (
         "overlap",
         "unregistered modules and tensors are not moved, saved, switched or trained",
     ),
+    rule(
+        "registration/parameter-late",
+        "*/state-dict-keys eval-purity/eval-remembers",
+        "overlap",
+        "a layer that the first forward creates is in no newly built model",
+    ),
     rule("registration/module-hidden", STUCK, "model", "unregistered layers are not trained"),
     rule(
         "registration/module-hidden",

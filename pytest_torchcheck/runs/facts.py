@@ -6,7 +6,6 @@ import contextlib
 import gc
 import random
 import sys
-from collections import deque
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,8 @@ from ..objects import trees
 from ..probes.holding.leaks import count_hooks
 from ..probes.holding.live_bytes import LiveBytes
 from ..state import is_lazy, saved_state, seed_everything
-from ..state.outer import holds_tensors, outer_containers
 from ..subject.errors import SubjectError
+from .pieces import kept_since, marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,7 +237,7 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         after, consumed = settings(), not torch.equal(rng, torch.get_rng_state())
         others_moved = others != _other_states()
         grown = () if train else tuple(k for k, s in _shapes(model).items() if keys.get(k) != s)
-        keeps = () if train else tuple(n for n, m in marks(model).items() if held.get(n) != m)
+        keeps = () if train else kept_since(model, held, modes)
         flipped = tuple(
             n for n, m in model.named_modules() if m.training != modes.get(n, m.training)
         )
@@ -351,9 +350,6 @@ def _values(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-_TORCHS_OWN = frozenset(vars(torch.nn.Module()))
-
-
 def kept_by(subject: Subject, batch: Batch) -> tuple[str, ...]:
     """Run a batch in eval mode; return the attributes that the call binds anew, writes to or makes longer.
 
@@ -363,31 +359,11 @@ def kept_by(subject: Subject, batch: Batch) -> tuple[str, ...]:
     with subject.pristine() as model, torch.no_grad():
         model.eval()
         seed_everything(subject.seed)
-        held = marks(model)
+        held, there = marks(model), {name for name, _ in model.named_modules()}
         output = subject.call(model, batch.clone())
-        kept = tuple(name for name, mark in marks(model).items() if held.get(name) != mark)
+        kept = kept_since(model, held, there)
         del output
     return kept
-
-
-def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return, by the path of each attribute and buffer, what changes as a call binds it, writes to it or lengthens it.
-
-    Only what the attribute itself is: what stands inside an object or a nested container is not
-        looked at.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    for name, module in model.named_modules():
-        own = [(k, v) for k, v in vars(module).items() if k not in _TORCHS_OWN]
-        for key, value in (*own, *module._buffers.items()):
-            size = len(value) if isinstance(value, list | dict | set | deque) else 0
-            if isinstance(value, torch.Tensor) and not value.is_inference():
-                size = value._version
-            found[f"{name}.{key}" if name else key] = (id(value), size)
-    for name, value in outer_containers(model).items():
-        if holds_tensors(value) or not value:
-            found.setdefault(name, (id(value), len(value)))
-    return found
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

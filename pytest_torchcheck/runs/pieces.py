@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,11 @@ from ..objects import trees
 from ..objects.peek import entries
 from ..probes.holding.held_by_models import holdings
 from ..state import is_lazy, saved_state
+from ..state.outer import holds_tensors, outer_containers
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from ..findings import Location
 
 
@@ -156,3 +160,41 @@ def per_sample(piece: Piece, size: int | None) -> bool:
 
 
 _LONG = 10_000  # elements from which on a list is a vocabulary and no state
+
+
+def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return, by the path of each attribute and buffer, what changes as a call binds it, writes to it or lengthens it.
+
+    Only what the attribute itself is: what stands inside an object or a nested container is not
+        looked at.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for name, module in model.named_modules():
+        own = [(k, v) for k, v in vars(module).items() if k not in _OWN]
+        for key, value in (*own, *module._buffers.items()):
+            size = len(value) if isinstance(value, list | dict | set | deque) else 0
+            if isinstance(value, torch.Tensor) and not value.is_inference():
+                size = value._version
+            found[f"{name}.{key}" if name else key] = (id(value), size)
+    for name, value in outer_containers(model).items():
+        if holds_tensors(value) or not value:
+            found.setdefault(name, (id(value), len(value)))
+    return found
+
+
+def kept_since(
+    model: nn.Module, held: dict[str, tuple[int, int]], there: Container[str]
+) -> tuple[str, ...]:
+    """Return what calls since then bound, wrote to or lengthened; not the attributes of a module that they made.
+
+    Args:
+        model: As it is now.
+        held: Its :func:`marks` of then.
+        there: Names of its modules of then.
+    """
+    made = {name for name, _ in model.named_modules() if name not in there}
+    return tuple(
+        name
+        for name, mark in marks(model).items()
+        if held.get(name) != mark and name.rpartition(".")[0] not in made
+    )

@@ -241,7 +241,9 @@ def _train(
         }
         values: dict[str, tuple[nn.Module, str, Any]] = {}
         for prefix, module in model.named_modules():
-            old = before.get(id(module), {})
+            old = before.get(id(module))
+            if old is None:  # the forward made it, all of its attributes with it
+                continue
             for key, value in [*vars(module).items(), *module._buffers.items()]:
                 name = f"{prefix}.{key}" if prefix else key
                 if name in names:

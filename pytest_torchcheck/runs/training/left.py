@@ -13,8 +13,9 @@ from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ..copying import lost_in_copies
-from ..facts import copied, marks
+from ..facts import copied
 from ..outputs import gap
+from ..pieces import marks
 from ..remembering import kept_values, put_value
 from .counting import numbers_of
 from .strides import Strides, sampled

@@ -115,6 +115,7 @@ class Watched:
         self._subject, self._model, self._losses = subject, model, losses
         self._held = tuple(holdings(model))
         self._before = pieces(model)
+        self._modules = {id(module) for module in model.modules()}
         self._known = {name for name, _ in model.named_parameters()}
         self._gradients = [
             (path, tensor)
@@ -148,7 +149,11 @@ class Watched:
                 with contextlib.nullcontext() if sight is None else sight.watch:
                     with watch:
                         output = subject.call(model, batch)
-                    changed = tuple(differing(self._before, pieces(model)))
+                    changed = tuple(
+                        piece
+                        for piece in differing(self._before, pieces(model))
+                        if id(piece.owner) in self._modules  # none that the forward made
+                    )
                     late = tuple(n for n, _ in model.named_parameters() if n not in self._known)
                     if _differentiable(output):
                         if sight is not None:

@@ -273,6 +273,14 @@ def test_layers_that_the_forward_makes() -> None:
     assert found.location.text == "self.body = nn.Linear(8, 8)"
 
 
+def test_a_layer_that_the_forward_makes_is_told_once() -> None:
+    batch = ((X,), torch.zeros(len(X), 3))
+    report = Contract(model=lambda: InForward(kept=True), batch=batch, loss=F.mse_loss).check()
+    told = [f for f in report.findings if f.status in ("violated", "suspicious")]
+    assert {f.root or f.key for f in told} == {"registration/parameter-late"}
+    assert "attribute-missing" not in {f.code for f in told}
+
+
 GLOBAL = nn.Linear(8, 8)
 
 
