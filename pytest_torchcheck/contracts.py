@@ -14,6 +14,7 @@ from .batches.read import is_fixed
 from .declared import limits, validation
 from .declared.kept_count import LOG
 from .declared.limits import FULL_PRECISION, DeclarationError, Overfit
+from .declared.names import arguments_of
 from .declared.validation import UNSET, Unset
 from .interrupts import interrupts, kept_in
 from .late import resolve
@@ -172,7 +173,7 @@ class Contract:
         self._name = validation.checked_name(name)
         try:
             self.output = None if output is None else as_spec_tree(output, "output")
-            self.source = self._batch_source(output, validation.arguments_of(model))
+            self.source = self._batch_source(output, arguments_of(model))
         except (TypeError, ValueError) as error:
             raise DeclarationError(str(error)) from None
         validation.require_symbols(self.growth, self.source)

@@ -80,7 +80,7 @@ class _Futures:
 
 def causality(subject: Subject) -> Iterator[Finding]:
     """Change the input's suffix by finite values; the output's prefix must keep its bits."""
-    for promise in subject.contract.promised("Causal"):
+    for promise in subject.promised("Causal"):
         assert isinstance(promise, promises.Causal)
         yield from promise_woken(subject, _causal, promise)
 
@@ -207,7 +207,7 @@ def _fresh(candidate: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def past_influence(subject: Subject) -> Iterator[Finding]:
     """Change one position at a time; each must move outputs of later positions, as the first ones do."""
-    for promise in subject.contract.promised("Causal"):
+    for promise in subject.promised("Causal"):
         assert isinstance(promise, promises.Causal)
         yield from promise_woken(subject, _past, promise)
 
@@ -265,7 +265,7 @@ def cached_steps(subject: Subject) -> Iterator[Finding]:
 
     A model that takes its steps by itself in eval mode is compared with its one call in train mode.
     """
-    for promise in subject.contract.promised("Causal"):
+    for promise in subject.promised("Causal"):
         assert isinstance(promise, promises.Causal)
         yield _cached(subject, promise)
 

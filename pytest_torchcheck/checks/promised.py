@@ -72,7 +72,7 @@ def perturbed(tensor: torch.Tensor, fresh: torch.Tensor, where: torch.Tensor) ->
 
 def padding_invariance(subject: Subject) -> Iterator[Finding]:
     """Append padding, and other values where a mask or lengths say so; compare the outputs of real positions."""
-    for promise in subject.contract.promised("PaddingInvariant"):
+    for promise in subject.promised("PaddingInvariant"):
         assert isinstance(promise, promises.PaddingInvariant)
         yield from promise_woken(subject, _padding, promise)
 
@@ -274,14 +274,14 @@ def _cut(tensor: torch.Tensor, longer: torch.Tensor, extra: int, side: str) -> t
 
 def permutation_invariance(subject: Subject) -> Iterator[Finding]:
     """Permute the inputs twice and compare outputs in float64."""
-    for promise in subject.contract.promised("PermutationInvariant"):
+    for promise in subject.promised("PermutationInvariant"):
         assert isinstance(promise, promises.PermutationInvariant)
         yield from promise_woken(subject, _permute, promise, None)
 
 
 def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
     """Permute the inputs twice and compare the permuted outputs in float64."""
-    for promise in subject.contract.promised("PermutationEquivariant"):
+    for promise in subject.promised("PermutationEquivariant"):
         assert isinstance(promise, promises.PermutationEquivariant)
         output_dim = (
             promise.output_dim

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
 from .. import promises as declared
+from ..objects.peek import attribute
 from ..text.nearest import nearest
+from .factories import class_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..batches import Batch
+    from ..contracts import Contract
     from ..promises import Promise
 
 Kind = Literal["parameter", "parameter or buffer", "module"]
@@ -189,20 +193,42 @@ def unknown_inputs(promises: Iterable[Promise], batch: Batch) -> Iterator[Unknow
                 )
 
 
-def by_position(promise: Promise, name: str) -> Promise:
-    """Return a promise with position 0 in place of the name of the only input."""
+def by_position(promise: Promise, names: Sequence[str]) -> Promise:
+    """Return a promise with positions in place of the inputs that it names as ``forward`` does.
+
+    Args:
+        promise: Any promise.
+        names: What ``forward`` calls its positional arguments, in order.
+    """
+
+    def place(which: Any) -> Any:
+        return names.index(which) if isinstance(which, str) and which in names else which
+
     match promise:
-        case declared.Causal() if promise.input == name:
-            return replace(promise, input=0)
+        case declared.Causal():
+            return replace(promise, input=place(promise.input))
         case declared.PaddingInvariant():
-            mask = 0 if promise.mask == name else promise.mask
-            return replace(promise, ids=0 if promise.ids == name else promise.ids, mask=mask)
+            return replace(promise, ids=place(promise.ids), mask=place(promise.mask))
         case declared.PermutationInvariant() | declared.PermutationEquivariant():
             if promise.inputs is None:
-                return replace(promise, input=0) if promise.input == name else promise
-            places = {0 if which == name else which: dim for which, dim in promise.inputs.items()}
-            return replace(promise, inputs=places)
+                return replace(promise, input=place(promise.input))
+            return replace(promise, inputs={place(k): dim for k, dim in promise.inputs.items()})
     return promise
+
+
+def as_called(
+    promises: tuple[Promise, ...], batch: Batch, names: Sequence[str]
+) -> tuple[Promise, ...]:
+    """Return promises that name what a batch has: where they call its positional arguments as ``forward`` does, by position.
+
+    Args:
+        promises: The promises of a contract.
+        batch: What the model is called with; its leaves may be specs.
+        names: What ``forward`` calls its positional arguments, in order.
+    """
+    if batch.names or not any(isinstance(e.name, str) for e in unknown_inputs(promises, batch)):
+        return promises
+    return tuple(by_position(one, names[: len(batch.args)]) for one in promises)
 
 
 def _inputs(promise: Promise) -> Iterator[tuple[str, int | str]]:
@@ -216,3 +242,31 @@ def _inputs(promise: Promise) -> Iterator[tuple[str, int | str]]:
         case declared.PermutationInvariant() | declared.PermutationEquivariant():
             field = "input" if promise.inputs is None else "inputs"
             yield from ((field, which) for which in promise.dims)
+
+
+def arguments_of(model: Any) -> tuple[str, ...]:
+    """Return the names of ``forward``'s positional parameters; empty where the class is not known without building."""
+    known = class_of(model) if model is not None else None
+    forward = attribute(known, "forward")  # a scripted class has one on its instances alone
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+
+
+def require_inputs(contract: Contract, model: nn.Module | None, batch: Batch) -> None:
+    """Raise where a promise names an input that a batch does not have, by its own name or ``forward``'s.
+
+    Args:
+        contract: Whose promises; those that name an input as ``forward`` does name its position then.
+        model: The model that was built; None where there is none yet.
+        batch: What it is called with.
+
+    Raises:
+        UnknownNameError: There is no such input.
+    """
+    if model is not None:
+        contract.promises = as_called(contract.promises, batch, arguments_of(model))
+    for error in unknown_inputs(contract.promises, batch):
+        raise error

@@ -13,7 +13,6 @@ from .. import promises as declared
 from ..adapters import Adapted, AdapterError, Declared, adapt
 from ..catalogue import catalogue
 from ..change import CHANGES
-from ..objects.peek import attribute
 from ..promises import MayChange, Promise
 from ..specs import SpecError
 from ..specs.annotations import specs_of_forward
@@ -23,21 +22,10 @@ from . import callables
 from .factories import class_built, class_of
 from .fields import Fields
 from .limits import DeclarationError, Overfit
-from .names import UnknownNameError, by_position, unknown_inputs, unknown_names
+from .names import UnknownNameError, arguments_of, as_called, unknown_inputs, unknown_names
 
 if TYPE_CHECKING:
     from ..batches import BatchSource
-
-
-def arguments_of(model: Any) -> tuple[str, ...]:
-    """Return the names of ``forward``'s positional parameters; empty where the class is not known without building."""
-    known = class_of(model) if model is not None else None
-    forward = attribute(known, "forward")  # a scripted class has one on its instances alone
-    try:
-        parameters = list(inspect.signature(forward).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return ()
-    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
 class Unset:
@@ -212,7 +200,6 @@ def checked_loader(loader: Any) -> Any:
         raise DeclarationError(
             f"loader: must be a DataLoader or a dict of its arguments; got {loader!r}"
         )
-    import inspect
 
     allowed = sorted(
         set(inspect.signature(torch.utils.data.DataLoader.__init__).parameters)
@@ -335,22 +322,19 @@ def require_calls(
 def named_by_forward(
     promises: tuple[Promise, ...], model: Any, source: BatchSource | None
 ) -> tuple[Promise, ...]:
-    """Return promises with the position of a single input that they call as ``forward`` does.
+    """Return promises with the positions of the inputs that they call as ``forward`` does.
 
-    A factory is built for it only where a promise has a name that the input's spec does not have.
+    A factory is built for it only where a promise has a name that the inputs' specs do not have.
     """
     form = None if source is None else source.form
-    if form is None or len(form.args) != 1 or form.kwargs or form.names:
-        return promises
-    if not any(isinstance(wrong.name, str) for wrong in unknown_inputs(promises, form)):
+    if form is None or not any(isinstance(e.name, str) for e in unknown_inputs(promises, form)):
         return promises
     if class_of(model) is None:
         try:
             model = class_built(model)
         except Exception:  # a factory may raise anything; the checks tell what
             return promises
-    names = arguments_of(model)[:1]
-    return tuple(by_position(one, *names) for one in promises) if names else promises
+    return as_called(promises, form, arguments_of(model))
 
 
 def require_names(promises: tuple[Promise, ...], model: Any, source: BatchSource | None) -> None:

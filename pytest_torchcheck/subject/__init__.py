@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..batches import Batch
+    from ..promises import Promise
 
 
 @dataclass(slots=True)
@@ -382,3 +383,13 @@ class Subject(PristineModel):
     def is_promised(self, kind: str, name: str) -> bool:
         """Say whether a promise that names parameters covers this one."""
         return any(promise.matches(name) for promise in self.contract.promised_names(kind))
+
+    def promised(self, kind: str) -> tuple[Promise, ...]:
+        """Return the promises of a class, after the base batch has settled which inputs they name.
+
+        Raises:
+            SubjectError: There is no batch, or it has no such input.
+        """
+        if self.contract.promised(kind):
+            self.batch()
+        return self.contract.promised(kind)

@@ -181,10 +181,43 @@ def test_a_single_input_goes_by_the_name_that_forward_gives_it(
             of(wrong)
 
 
-def test_two_inputs_without_names_keep_theirs() -> None:
+class Weighted(nn.Module):
+    """The mean of what a weight is given for, or of one of them alone."""
+
+    def __init__(self, fair: bool = True) -> None:
+        super().__init__()
+        self.lift, self.fair = nn.Linear(3, 4), fair
+
+    def forward(self, points: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.lift(points) * weights[..., None]
+        return found.mean(1) if self.fair else found[:, 0]
+
+
+def _cloud(seed: int) -> Any:
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(4, 5, 3, generator=g), torch.rand(4, 5, generator=g)), None
+
+
+@pytest.mark.parametrize("data", ["drawn", "fixed", "read"])
+@pytest.mark.parametrize("fair", [True, False])
+def test_several_inputs_go_by_the_names_that_forward_gives_them(data: str, fair: bool) -> None:
+    how: dict[str, Any] = {
+        "drawn": {"inputs": ("B N 3", "B N")},
+        "fixed": {"batch": _cloud(0)},
+        "read": {"batch": _cloud},
+    }[data]
+    together = promises.PermutationInvariant(inputs={"points": 1, "weights": 1})
+    report = Contract(model=lambda: Weighted(fair), promises=[together], **how).check(
+        "permutation-invariance"
+    )
+    assert [f.status for f in report.findings] == ["passed" if fair else "violated"]
+
+
+def test_a_name_that_forward_does_not_have_is_told_with_the_names_there_are() -> None:
+    wrong = promises.PermutationInvariant(inputs={"points": 1, "weight": 1})
     with pytest.raises(DeclarationError, match="there are: x0, x1"):
-        Contract(
-            model=lambda: nn.Bilinear(3, 3, 2),
-            inputs=("B 3", "B 3"),
-            promises=[promises.PermutationInvariant(dim=0, input="input1")],
-        )
+        Contract(model=Weighted, inputs=("B N 3", "B N"), promises=[wrong])
+    report = Contract(model=Weighted, batch=_cloud, promises=[wrong]).check(
+        "permutation-invariance"
+    )
+    assert [f.code for f in report.findings] == ["unknown-name"]

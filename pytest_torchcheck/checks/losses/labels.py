@@ -164,7 +164,7 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
     Where each position is pulled to the next token, later tokens of that input must not change it.
     """
     batch = subject.batch()
-    promised = subject.contract.promised("Causal")
+    promised = subject.promised("Causal")
     repeated = _repeated_in_labels(batch)
     ids = _causal_ids(batch, promised[0]) if promised else repeated[1] if repeated else None
     if ids is None:
@@ -328,7 +328,7 @@ def _trailing(ids: torch.Tensor) -> torch.Tensor:
 
 def padding_loss(subject: Subject) -> Iterator[Finding]:
     """Look at the loss's gradient at the outputs of padded positions."""
-    promise = subject.contract.promised("PaddingInvariant")[0]
+    promise = subject.promised("PaddingInvariant")[0]
     assert isinstance(promise, promises.PaddingInvariant)
     batch = subject.batch()
     padded = _padded_positions(batch, promise)
