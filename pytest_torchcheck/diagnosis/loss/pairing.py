@@ -10,6 +10,7 @@ from ... import sources
 from ...findings import Culprit, Finding, Location
 from ...probes.loss.consumption import LossCall, LossWatch
 from ...probes.loss.slopes import LossOfOutput
+from ...probes.numbers.views import moved as crossed
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
@@ -124,18 +125,21 @@ def self_counted(subject: Subject, call: LossCall, share: float) -> Finding:
 
 
 def _reshaping_line(subject: Subject) -> Location | None:
-    """Return the line of the loss that last reorders or reshapes a tensor of two or more dimensions."""
+    """Return the line of the loss that first takes one dimension for another, else that which first reshapes a tensor."""
     batch = subject.batch().clone()
     found: list[Location] = []
+    crossing: list[Location] = []
 
     class Reshapes(LossWatch):
         def after(self, func, args, kwargs, result, token):  # type: ignore[no-untyped-def]
             bare = getattr(func, "__name__", "")
             if bare in _REORDERING and args and isinstance(args[0], torch.Tensor):
                 place = self.locate()
-                moved = isinstance(result, torch.Tensor) and result.shape != args[0].shape
-                if place is not None and (moved or bare in ("roll", "flip")):
+                given, made = tuple(args[0].shape), tuple(getattr(result, "shape", args[0].shape))
+                if place is not None and (given != made or bare in ("roll", "flip")):
                     found.append(place)
+                    if bare in ("view", "reshape") and crossed(given, made) is not None:
+                        crossing.append(place)
 
     with subject.pristine() as model, torch.no_grad():
         model.train(False)
@@ -143,7 +147,7 @@ def _reshaping_line(subject: Subject) -> Location | None:
         output = subject.call(model, batch)
         with Reshapes(model):
             subject.compute_loss(output, batch)
-    return found[0] if found else None
+    return next(iter([*crossing, *found]), None)
 
 
 def tied(subject: Subject, found: TiedOutputs, name: str) -> Finding:
