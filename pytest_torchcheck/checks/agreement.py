@@ -11,8 +11,10 @@ from ..runs.facts import copied, forward_facts
 from ..runs.training.observation import digests
 from ..runs.variants.settling import (
     alike_in_few,
+    apart_with,
     asking_for_mode,
     gap,
+    other_norms,
     outputs_with,
     running_away,
     settled,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 _ROUNDING = 1e-3
+_APART = 1e-2
+"""Relative difference between the modes at other statistics of the norms that no rounding explains."""
 _GROWTH = 1.001
 """Ratio of one change to the change before, at fixed weights and on one batch, from which on a buffer grows."""
 
@@ -49,7 +53,7 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("no class of the model's own asks for its mode")
         return
     if not evaluated.consumed and alike_in_few(subject, _ROUNDING):
-        yield _agree(len(evaluated.outputs), kinds)
+        yield _elsewhere(subject, len(evaluated.outputs), kinds)
         return
     seen = settled(subject)
     if seen.random or evaluated.consumed:
@@ -73,10 +77,15 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
     if _ROUNDING < distance < float("inf"):
         yield explain.modes_differ(subject, distance)
         return
-    yield _agree(len(plain), kinds)
+    yield _elsewhere(subject, len(plain), kinds)
 
 
-def _agree(outputs: int, kinds: list[str]) -> Finding:
+def _elsewhere(subject: Subject, outputs: int, kinds: list[str]) -> Finding:
+    """Judge modes that agree at the first statistics of torch's norms, means of 0 and variances of 1, by other ones."""
+    statistics = other_norms(subject.model)
+    distance = apart_with(subject, statistics) if statistics else 0.0
+    if _APART < distance < float("inf"):
+        return explain.part_with_statistics(subject, statistics, distance)
     return passed(
         f"{outputs} outputs are the same in train and in eval mode without dropout and batch "
         f"statistics; the mode is asked for by {', '.join(kinds[:3])}"

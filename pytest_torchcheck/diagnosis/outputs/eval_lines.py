@@ -252,6 +252,15 @@ def reading_line(subject: Subject, path: str, other: Batch) -> Location | None:
     return watch.place
 
 
+def buffer_line(subject: Subject, name: str) -> Location | None:
+    """Return the line at which an evaluation of the base batch first reads a buffer."""
+    with subject.pristine() as model, torch.no_grad():
+        run, watch = eval_run(subject, subject.batch()), _Reading(dict(model.named_buffers())[name])
+        with watch:
+            run()
+    return watch.place
+
+
 def _deciding_line(frame: FrameType, line: int) -> Location:
     """Return the line that decides to keep something: of a method that the constructor calls too, its call now."""
     owner, caller = frame.f_locals.get("self"), frame.f_back

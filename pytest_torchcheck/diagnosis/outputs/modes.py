@@ -11,7 +11,7 @@ from ...findings import Culprit, Finding
 from ...probes.perturbing import find_perturbations
 from ...runs.facts import forward_facts
 from ...runs.remembering import outlived, remembered, trained_otherwise
-from ...runs.variants.settling import Quiet, quiet
+from ...runs.variants.settling import Quiet, apart_with, quiet
 from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 
 _MOST = 4
+_TRIED = 4
+"""How many kinds of buffers are given other values one by one."""
+_ROUNDING = 1e-3
 
 
 def growing(subject: Subject, names: list[str], ratio: float) -> Finding:
@@ -90,6 +93,33 @@ def modes(subject: Subject, distance: float) -> Finding:
         because=(place.fact if place and place.fact else "")
         or "torch's own dropout and norms were in eval mode in both runs, and no random number was drawn",
         fix="compute the same in both modes, or skip this check and say why they differ",
+    )
+
+
+def part_with_statistics(
+    subject: Subject, statistics: dict[str, torch.Tensor], distance: float
+) -> Finding:
+    """Explain modes that agree at the first running statistics and at no others: a norm is applied in two ways."""
+    alike: dict[tuple[str, torch.Size], dict[str, torch.Tensor]] = {}
+    for name, value in statistics.items():  # a norm and its copy move together
+        alike.setdefault((name.rpartition(".")[2], value.shape), {})[name] = value
+    tried = list(alike.values())[:_TRIED]
+    deciding = [n for group in tried if apart_with(subject, group) > _ROUNDING for n in group]
+    deciding = deciding or list(statistics)
+    kind = deciding[0].rpartition(".")[2]
+    place = eval_lines.buffer_line(subject, deciding[0])
+    return violated(
+        "modes-differ",
+        f"train and eval mode agree at the first running statistics, and differ once {kind} has moved",
+        culprits=[Culprit("buffer", name, "read in eval mode", place) for name in deciding[:_MOST]],
+        location=place,
+        observed=f"with other values in {names_text(deciding[:_MOST])} the outputs differ by "
+        f"{distance:.3g} (relative)",
+        cause=f"eval mode normalises by {kind} in another way than the norm itself",
+        because="both modes read the same statistics: torch's norms and dropout were in eval mode in "
+        "both runs, and at the first statistics the outputs are equal",
+        fix="normalise as the norm does: (x - running_mean) / sqrt(running_var + eps) * weight + bias",
+        evidence={"buffers": deciding},
     )
 
 

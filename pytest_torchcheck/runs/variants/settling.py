@@ -186,8 +186,41 @@ def _alone(subject: Subject, name: str, batch: Batch, rounds: int) -> list[torch
     return states
 
 
-def outputs_with(subject: Subject, buffers: Tensors, *, train: bool) -> Tensors:
+def other_norms(model: nn.Module) -> Tensors:
+    """Return other running statistics for torch's norms by name: equal ones for equal shapes, such as those of a copy."""
+    found: Tensors = {}
+    for prefix, module in model.named_modules():
+        mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
+        if not _is_torchs(module) or mean is None or var is None or mean.is_meta:
+            continue
+        generator = torch.Generator().manual_seed(mean.numel())
+        drawn = torch.rand((2, *mean.shape), generator=generator).to(mean)
+        start = f"{prefix}." if prefix else ""
+        found[f"{start}running_mean"] = mean + (drawn[0] - 0.5) * var.abs().sqrt()
+        found[f"{start}running_var"] = var * (0.5 + 1.5 * drawn[1])
+    return found
+
+
+def apart_with(subject: Subject, buffers: Tensors) -> float:
+    """Return how far quiet training mode lies from evaluation with other values in some buffers, on a few samples.
+
+    Cost: 2 forwards of a few samples.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    batch = subject.few(subject.batch()) or subject.batch()
+    evaluated, trained = (
+        outputs_with(subject, buffers, train=train, batch=batch) for train in (False, True)
+    )
+    return gap(trained, evaluated)
+
+
+def outputs_with(
+    subject: Subject, buffers: Tensors, *, train: bool, batch: Batch | None = None
+) -> Tensors:
     """Return the outputs with other values in some buffers, in eval mode or in quiet training mode."""
+    given = subject.batch() if batch is None else batch
     with subject.pristine() as model, torch.no_grad():
         quiet(model) if train else model.eval()
         known = dict(model.named_buffers())
@@ -195,7 +228,7 @@ def outputs_with(subject: Subject, buffers: Tensors, *, train: bool) -> Tensors:
             known[name].copy_(value)
         seed_everything(subject.seed)
         with Quiet():
-            return copied(subject.call(model, subject.batch().clone()))
+            return copied(subject.call(model, given.clone()))
 
 
 def gap(first: Tensors, second: Tensors) -> float:

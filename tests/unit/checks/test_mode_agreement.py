@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -251,6 +252,56 @@ def test_sound_statistics_and_noise_are_silent(model: type[nn.Module]) -> None:
 def test_a_layer_of_one_mode_is_no_more_than_suspicious() -> None:
     (finding,) = told(Skips)
     assert (finding.status, finding.code) == ("suspicious", "modes-differ")
+
+
+class Folded(nn.Module):
+    """Folds its norm into the linear layer before it, in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = nn.Linear(5, 8), nn.BatchNorm1d(8)
+        self.slow = copy.deepcopy(self.norm)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            h = (self.norm(self.body(x)) + self.slow(self.body(x))) / 2
+        else:
+            scale = self.norm.weight * self.factor()
+            bias = (self.body.bias - self.mean()) * scale + self.norm.bias
+            h = F.linear(x, self.body.weight * scale[:, None], bias)
+        return self.head(h)
+
+    def factor(self) -> torch.Tensor:
+        return (self.norm.running_var + self.norm.eps).rsqrt()
+
+    def mean(self) -> torch.Tensor:
+        return self.norm.running_mean
+
+
+class FoldsTheVariance(Folded):
+    def factor(self) -> torch.Tensor:
+        return 1 / (self.norm.running_var + self.norm.eps)  # HERE
+
+
+class AddsTheMean(Folded):
+    def mean(self) -> torch.Tensor:
+        return -self.norm.running_mean  # HERE
+
+
+@pytest.mark.parametrize(
+    ("model", "buffer"), [(FoldsTheVariance, "running_var"), (AddsTheMean, "running_mean")]
+)
+def test_modes_that_agree_at_the_first_statistics_only(model: type[nn.Module], buffer: str) -> None:
+    (finding,) = told(model)
+    assert (finding.status, finding.code) == ("violated", "modes-differ")
+    assert [c.name for c in finding.culprits] == [f"norm.{buffer}", f"slow.{buffer}"]
+    assert finding.location is not None
+    assert finding.location.text.endswith("# HERE")
+
+
+def test_a_folded_norm_and_its_copy_agree_at_all_statistics() -> None:
+    assert told(Folded) == []
 
 
 def traced(method: Any) -> Any:
