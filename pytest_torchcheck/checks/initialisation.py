@@ -49,8 +49,10 @@ def rebuilt(subject: Subject) -> nn.Module | None:
     subject.cache["instances-share"] = one = in_one_memory(subject.model, other)
     shared = [name for name in shared if name not in one]
     keep_track(subject, other)
-    if shared or (other is subject.model and ours):
-        subject.cache["factory-repeats"] = shared
+    every = bool(shared) and not one and all(id(p) in ours for p in other.parameters())
+    whole = every or (other is subject.model and bool(ours))
+    if shared or whole:
+        subject.cache["factory-repeats"] = shared, whole
     if any(id(p) in ours for p in other.parameters()) or other is subject.model:
         return None
     return other
@@ -96,8 +98,9 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
         for name, parameter in parameters.items()
         if parameter.is_floating_point() and not _is_sane(parameter)
     ]
-    if (shared := subject.cache.get("factory-repeats")) is not None:
-        yield explain.factory_repeats(subject, shared)
+    if (repeats := subject.cache.get("factory-repeats")) is not None:
+        shared, whole = repeats
+        yield explain.factory_repeats(subject, shared, whole=whole)
     if moving := _written_by_training(subject, subject.cache.get("instances-share", [])):
         yield explain.instances_share(subject, moving)
     elif (last := reads_last(subject)) is not None:

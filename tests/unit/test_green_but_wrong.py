@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -120,13 +121,30 @@ def test_a_model_without_parameters_has_no_state() -> None:
     assert found.status == "not-applicable"
 
 
-def test_a_factory_that_repeats_its_model_is_said() -> None:
+@functools.cache
+def memoised() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def test_a_factory_that_repeats_its_model_is_red() -> None:
     kept, backbone = net(), nn.Linear(5, 5).requires_grad_(False)
-    for factory in (lambda: kept, lambda: nn.Sequential(kept)):
+    for factory in (lambda: kept, lambda: nn.Sequential(kept), memoised):
         made = Contract(model=factory, batch=((X,), Y), loss=F.cross_entropy)
-        assert codes(made.check("initialisation")) == {"factory-repeats": "suspicious"}
-    shared = Contract(model=lambda: nn.Sequential(backbone, net()), batch=((X,), Y))
-    assert not codes(shared.check("initialisation"))
+        report = made.check("initialisation")
+        assert codes(report) == {"factory-repeats": "violated"}
+        assert not report.ok
+    assert "@functools.cache" in str(report)
+    for factory in (lambda: nn.Sequential(backbone, net()), lambda: nn.Sequential(backbone)):
+        shared = Contract(model=factory, batch=((X,), Y))
+        assert not codes(shared.check("initialisation"))
+    given = Contract(model=kept, batch=((X,), Y), loss=F.cross_entropy)
+    assert given.check("initialisation").ok
+
+
+def test_a_factory_whose_models_share_a_part_that_trains_is_suspicious() -> None:
+    trunk = nn.Linear(5, 6)
+    made = Contract(model=lambda: nn.Sequential(trunk, nn.Linear(6, 3)), batch=((X,), Y))
+    assert codes(made.check("initialisation")) == {"factory-repeats": "suspicious"}
 
 
 class Flaky(nn.Module):

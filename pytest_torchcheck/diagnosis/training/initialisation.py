@@ -45,33 +45,35 @@ def unwritten(subject: Subject, names: list[str]) -> Iterator[Finding]:
     )
 
 
-def factory_repeats(subject: Subject, shared: list[str]) -> Finding:
+def factory_repeats(subject: Subject, shared: list[str], *, whole: bool) -> Finding:
     """Report a factory that returns one model each time, or models that share a part that trains.
 
     Args:
         subject: Whose factory.
         shared: The trainable parameters that two models have in common.
+        whole: Whether these models have every parameter in common: checks that load into a second
+            model, or compare with one, compare the model with itself, and all of them pass.
     """
     place = sources.of_object(subject.contract.model) or subject.contract.location
     trainable = [n for n, p in subject.model.named_parameters() if p.requires_grad]
-    part = "" if set(shared) >= set(trainable) else listed(shared)
-    what = "a part of the model" if part else "the model"
-    return suspicious(
+    what = "the model" if whole else "a part of the model"
+    make = violated if whole else suspicious
+    return make(
         "factory-repeats",
-        f"the factory returns models that share {part}"
-        if part
-        else "the factory returns the same model each time",
+        "the factory returns the same model each time"
+        if whole
+        else f"the factory returns models that share {listed(shared)}",
         culprits=[Culprit("function", subject.contract.name, location=place)],
         observed="two calls with different seeds returned modules "
         + (
-            f"that share {len(shared)} of {len(trainable)} trainable parameters"
-            if part
-            else "with the same parameters"
+            "with the same parameters"
+            if whole
+            else f"that share {len(shared)} of {len(trainable)} trainable parameters"
         ),
         cause=f"{what} is built once, outside the factory, or is cached",
         because="checks that need a second instance (loading, seeds, initialisation) cannot run",
         fix="build it inside the factory"
-        + (", or freeze it" if part else ", or declare the module itself: model=module"),
+        + (", or declare the module itself: model=module" if whole else ", or freeze it"),
     )
 
 
