@@ -20,7 +20,7 @@ from ..runs.variants.woken import also_woken
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
-from .steps.fewer import step_of_fewer
+from .steps.fewer import size_of_all, step_of_fewer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -294,7 +294,7 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     if symbol is None or rows is None or not rows.dims or is_quantized(subject.model):
         if tried:
             yield passed(f"{tried} batches of other sizes ran")
-        elif (fixed := _fixed_size(subject, batch, symbol)) is not None:
+        elif (fixed := size_of_all(subject, batch, symbol)) is not None:
             yield fixed
         else:
             yield inconclusive("no sizes are declared, and samples cannot be taken from the batch")
@@ -331,23 +331,48 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
         gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
     if gaps is not None:
         return explain.size_dependent(subject, batch, single, rows, gaps)
+    if (found := _among_many(subject, rows)) is not None:
+        return found
     return passed(
         f"{tried} batches of other sizes ran; the first sample gives the same output alone and "
         "in the batch"
     )
 
 
+def _among_many(subject: Subject, rows: Rows) -> Finding | None:
+    """Compare the first, the middle and the last sample of a large batch, of an odd size, with a batch of these alone."""
+    batch, made = subject.cache.pop("many", (None, {}))
+    size = 0 if batch is None else batch.sizes[subject.source.batch_symbol or ""]
+    told = is_stochastic(subject) or "batch-independence" in subject.contract.skip
+    if told or size <= subject.batch().sizes[subject.source.batch_symbol or ""]:
+        return None
+    places, three = torch.tensor([0, size // 2, size - 1]), torch.arange(3)
+    few = subject.source.rows(batch, places)
+    with contextlib.suppress(SubjectError):  # what refuses so few is told of other batches
+        some = outputs(subject, few)
+        if max(gaps_between(made, some, rows, places, three).values()) <= ROUNDING:
+            return None
+        gaps = _compare(subject, batch, few, rows, places, three, known=(made, some))
+        if gaps is not None and not (forward_facts(subject).consumed or draws_in_eval(subject)):
+            return explain.size_dependent(subject, batch, few, rows, gaps, places)
+    return None
+
+
 def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
     """Yield the first batch that does not run, or that leaves in the model what changes the base batch's output."""
     keeps: list[tuple[Batch, list[str]]] = []
+    symbol = subject.source.batch_symbol or ""
+    many = max(drawn, key=lambda one: (n := one.sizes.get(symbol, 0)) * (n % 2), default=None)
     for batch in drawn:
         try:
-            names = kept_by(subject, batch)
+            names, made = kept_by(subject, batch)
         except SubjectError as error:
             yield explain.size_crash(subject, batch, error)
             return
         if kept := [n for n in names if not subject.is_promised("MayChange", n)]:
             keeps.append((batch, kept))
+        if batch is many:
+            subject.cache["many"] = batch, made
     if keeps and forward_facts(subject).keeps:
         if remembered(subject):
             return  # what sizes of the base batch leave behind is judged by eval-purity
@@ -367,27 +392,3 @@ def _sizes_swept(subject: Subject) -> Iterator[Finding]:
         except SubjectError as error:
             yield explain.size_crash(subject, placed, error)
             return
-
-
-def _fixed_size(subject: Subject, batch: Batch, symbol: str | None) -> Finding | None:
-    """Say that the model runs at the size of the real batch alone, where one sample less shows it."""
-    size = batch.sizes.get(symbol or "", 0)
-    if symbol is None or size < 2:
-        return None
-    shorter = subject.source.rows(batch, torch.arange(size - 1))
-    try:
-        outputs(subject, shorter)
-    except SubjectError as error:
-        return explain.fixed_size(
-            subject, shorter, size, error, groups=_runs_twice(subject, batch, size)
-        )
-    return None
-
-
-def _runs_twice(subject: Subject, batch: Batch, size: int) -> bool:
-    """Say whether the model takes the samples of a batch twice, as one that reads them in groups does."""
-    try:
-        outputs(subject, subject.source.rows(batch, torch.arange(2 * size) % size))
-    except SubjectError:
-        return False
-    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ..declared.names import UnknownNameError
 from ..objects import trees
 from ..runs.facts import forward_facts
 from ..runs.variants.cached import arguments, calls, run, ways_of
+from ..runs.variants.largest import also_at_largest
 from ..runs.variants.settling import asking_for_mode, settled
 from ..runs.variants.woken import promise_woken
 from ..subject.errors import SubjectError
@@ -82,7 +84,13 @@ def causality(subject: Subject) -> Iterator[Finding]:
     """Change the input's suffix by finite values; the output's prefix must keep its bits."""
     for promise in subject.promised("Causal"):
         assert isinstance(promise, promises.Causal)
-        yield from promise_woken(subject, _causal, promise)
+        found = promise_woken(subject, _causal, promise)
+        yield from also_at_largest(subject, found, functools.partial(_causal_long, promise=promise))
+
+
+def _causal_long(subject: Subject, promise: promises.Causal) -> Finding:
+    subject.cache["futures", promise] = _changed_futures(subject, promise, 2)
+    return _causal(subject, promise)
 
 
 def reads_ahead(subject: Subject, which: int | str, path: str, dim: int) -> Finding | None:
@@ -95,7 +103,7 @@ def reads_ahead(subject: Subject, which: int | str, path: str, dim: int) -> Find
         dim: Its dimension of time.
     """
     promise = promises.Causal(input=which, output=trees.steps_of(path), output_dim=dim)
-    subject.cache["futures", promise] = _changed_futures(subject, promise, few=True)
+    subject.cache["futures", promise] = _changed_futures(subject, promise, 1)
     found = _causal(subject, promise)
     if found.status != "violated":
         return None
@@ -114,7 +122,7 @@ def _futures(subject: Subject, promise: promises.Causal) -> _Futures | Finding:
 
 
 def _changed_futures(
-    subject: Subject, promise: promises.Causal, *, few: bool = False
+    subject: Subject, promise: promises.Causal, count: int = 3
 ) -> _Futures | Finding:
     batch, other = subject.batch(), subject.batch(1)
     found, fresh = find_input(batch, promise.input), find_input(other, promise.input)
@@ -139,7 +147,9 @@ def _changed_futures(
             code="length-differs",
         )
     futures = _Futures(batch, path, tensor, _fresh(fresh[1], tensor), base, {})
-    for position in (length // 2,) if few else sorted({0, length // 2, length - 2}):
+    for position in sorted(
+        {length // 2, length - 2, 0} if count > 2 else [length // 2, length - 2][:count]
+    ):
         output = subject.forward(futures.changed(_after(tensor, promise.dim, position)))
         again, dim = trees.pick(output, promise.output), promise.output_dim
         futures.after[position] = _After(

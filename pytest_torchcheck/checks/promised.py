@@ -10,6 +10,7 @@ from .. import promises
 from ..codes import behaviour as explain
 from ..codes.undecided import BLOCKED
 from ..objects import trees
+from ..runs.variants.largest import also_at_largest
 from ..runs.variants.woken import promise_woken
 from ..specs.sequences import Lengths
 from ..state import seed_everything
@@ -18,11 +19,13 @@ from ..verdicts import inconclusive, passed
 from .batching import EXACT, ROUNDING, beyond_rounding, draws_in_eval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ..batches import Batch
     from ..findings import Finding
     from ..subject import Subject
+
+    Runs = Callable[[Subject, list[Batch]], tuple[list[Any], float]]
 
 
 def find_input(batch: Batch, which: int | str) -> tuple[str, torch.Tensor] | None:
@@ -62,6 +65,21 @@ def run_wide(subject: Subject, batches: list[Batch]) -> tuple[list[Any], float]:
         return [subject.forward(batch) for batch in batches], ROUNDING
 
 
+def run_narrow(subject: Subject, batches: list[Batch]) -> tuple[list[Any], float]:
+    """Run batches in the model's own dtype, where float64 is asked only if they differ; see :func:`run_wide`."""
+    return [subject.forward(batch) for batch in batches], ROUNDING
+
+
+def _long(check: Callable[..., Finding], *declared: Any) -> Callable[[Subject], Finding]:
+    """Return a check that runs in float64 only where the model's own dtype finds something."""
+
+    def asked(subject: Subject) -> Finding:
+        found = check(subject, *declared, run=run_narrow)
+        return check(subject, *declared) if found.status == "violated" else found
+
+    return asked
+
+
 def perturbed(tensor: torch.Tensor, fresh: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """Return the tensor with other finite values of its own kind where ``where`` is true."""
     fresh = fresh.to(tensor.dtype)
@@ -74,11 +92,19 @@ def padding_invariance(subject: Subject) -> Iterator[Finding]:
     """Append padding, and other values where a mask or lengths say so; compare the outputs of real positions."""
     for promise in subject.promised("PaddingInvariant"):
         assert isinstance(promise, promises.PaddingInvariant)
-        yield from promise_woken(subject, _padding, promise)
+        found = promise_woken(subject, _padding, promise)
+        yield from also_at_largest(subject, found, _long(_padding, promise), room=_EXTRA)
+
+
+_EXTRA = 3
 
 
 def _padding(
-    subject: Subject, promise: promises.PaddingInvariant, batch: Batch | None = None, extra: int = 3
+    subject: Subject,
+    promise: promises.PaddingInvariant,
+    batch: Batch | None = None,
+    extra: int = _EXTRA,
+    run: Runs = run_wide,
 ) -> Finding:
     given = batch
     batch = given or subject.batch()
@@ -97,7 +123,7 @@ def _padding(
     told = (mask is not None and mask[0] in longer) or bool(_lengths_of(subject, path, dim))
     varied = told and not trees.same(refilled.tensors()[path], longer[path])
     try:
-        outputs, bound = run_wide(subject, [batch, extended, *([refilled] if varied else [])])
+        outputs, bound = run(subject, [batch, extended, *([refilled] if varied else [])])
     except SubjectError as error:
         return inconclusive(
             f"a batch with {extra} more padded positions does not run ({type(error.error).__name__}: {error.error})",
@@ -106,7 +132,7 @@ def _padding(
     first = trees.floats(outputs[0])
     compared = 0
     unseen: list[str] = []
-    for run, output in enumerate(outputs[1:]):
+    for number, output in enumerate(outputs[1:]):
         second = trees.floats(output)
         for name, tensor in first.items():
             other = second.get(name)
@@ -115,7 +141,7 @@ def _padding(
                 continue
             real = _real_of(tensor, ids, mask, promise)
             keep, then = (tensor, cut) if real is None else (tensor[real], cut[real])
-            compared += keep.numel() if run == 0 else 0
+            compared += keep.numel() if number == 0 else 0
             unseen += [name] if bool((keep.isnan() & then.isnan()).any()) else []
             gap = trees.apart(then, keep)
             if beyond_rounding(subject, batch, gap, bound):
@@ -126,7 +152,7 @@ def _padding(
                     return plain
                 return explain.padding(
                     subject, promise, path, name, gap, extra, batch, extended, refilled if told else None,
-                    real=_real(ids, mask[1] if mask else None, promise), contents=run == 1,
+                    real=_real(ids, mask[1] if mask else None, promise), contents=number == 1,
                 )  # fmt: skip
     if unseen:
         return inconclusive(f"{unseen[0]} is NaN in both batches: {_BLIND}", code=BLOCKED)
@@ -276,7 +302,8 @@ def permutation_invariance(subject: Subject) -> Iterator[Finding]:
     """Permute the inputs twice and compare outputs in float64."""
     for promise in subject.promised("PermutationInvariant"):
         assert isinstance(promise, promises.PermutationInvariant)
-        yield from promise_woken(subject, _permute, promise, None)
+        found = promise_woken(subject, _permute, promise, None)
+        yield from also_at_largest(subject, found, _long(_permute, promise, None))
 
 
 def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
@@ -288,10 +315,13 @@ def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
             if promise.output_dim is not None
             else next(iter(promise.dims.values()))
         )
-        yield from promise_woken(subject, _permute, promise, output_dim)
+        found = promise_woken(subject, _permute, promise, output_dim)
+        yield from also_at_largest(subject, found, _long(_permute, promise, output_dim))
 
 
-def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
+def _permute(
+    subject: Subject, promise: Any, output_dim: int | None, run: Runs = run_wide
+) -> Finding:
     batch = subject.batch()
     chosen = {}
     sizes = set()
@@ -309,6 +339,7 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
         )
     generator = torch.Generator().manual_seed(subject.seed)
     orders = [torch.arange(size).roll(1), torch.randperm(size, generator=generator)]
+    orders = orders if run is run_wide else orders[1:]
     indices = _indices_along(subject, batch, {path: dim for path, (_, dim) in chosen.items()})
     turned = [
         with_inputs(
@@ -325,7 +356,7 @@ def _permute(subject: Subject, promise: Any, output_dim: int | None) -> Finding:
         return inconclusive(
             "the inputs are equal along that dimension, so permuting changes nothing"
         )
-    outputs, bound = run_wide(subject, [batch, *turned])
+    outputs, bound = run(subject, [batch, *turned])
     base = trees.floats(outputs[0])
     if not base:
         return inconclusive("the output holds no floating tensor")

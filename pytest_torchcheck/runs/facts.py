@@ -350,8 +350,8 @@ def _values(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def kept_by(subject: Subject, batch: Batch) -> tuple[str, ...]:
-    """Run a batch in eval mode; return the attributes that the call binds anew, writes to or makes longer.
+def kept_by(subject: Subject, batch: Batch) -> tuple[tuple[str, ...], dict[str, torch.Tensor]]:
+    """Run a batch in eval mode; return the attributes that the call binds, writes to or lengthens, and its outputs.
 
     Raises:
         SubjectError: The model raised.
@@ -361,9 +361,7 @@ def kept_by(subject: Subject, batch: Batch) -> tuple[str, ...]:
         seed_everything(subject.seed)
         held, there = marks(model), {name for name, _ in model.named_modules()}
         output = subject.call(model, batch.clone())
-        kept = kept_since(model, held, there)
-        del output
-    return kept
+        return kept_since(model, held, there), copied(output)
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

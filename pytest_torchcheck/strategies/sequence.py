@@ -43,7 +43,8 @@ def examples(
 
     In order: every size at its smallest; every size odd, prime and different; every size at its
     largest; each size alone at its smallest, at its largest, at 1, one less and one more than is
-    typical; then random ones.
+    typical; then random ones. Alone, the batch's size is the largest prime instead: what takes
+    samples in groups has a rest there.
 
     Args:
         source: Where batches come from; sizes that its real targets do not allow are left out.
@@ -102,6 +103,31 @@ def sweep(source: BatchSource, seed: int = 0) -> Iterator[Batch]:
             yield batch
 
 
+def largest(source: BatchSource, base: Batch, room: int = 0) -> Batch | None:
+    """Return a batch of as few samples as may be, in which every other size is the largest.
+
+    Args:
+        source: Where batches come from; their targets are left out.
+        base: The base batch.
+        room: How far below the largest sizes to stay.
+
+    Returns:
+        The batch; None where no size is larger than in the base batch, or where it is too large.
+    """
+    inputs, symbol = source.of_inputs, source.batch_symbol
+    sizes = {
+        name: max((v for v in span.values if v <= span.top - room), default=span.low)
+        for name, span in inputs.widest().items()
+        if not span.fixed and name.isidentifier()
+    }
+    if symbol in sizes:
+        sizes[symbol] = max(inputs.symbols[symbol].low, 1)
+    larger = any(size > base.sizes.get(name, size) for name, size in sizes.items())
+    if not larger or (elements(inputs, sizes) or MAX_ELEMENTS + 1) > MAX_ELEMENTS:
+        return None
+    return inputs.at(base.seed, **sizes)
+
+
 def _spread(number: int, place: int, count: int) -> int:
     """Return which of ``count`` values the size at a place has: each once, every second size in descending order."""
     at = (number + place // 2 * (count // 3 + 1)) % count
@@ -118,7 +144,7 @@ def assignments(
     seen: set[tuple[tuple[str, int], ...]] = set()
     random_sizes = random.Random(seed)
     misses = 0
-    for sizes in _ordered(free, base, random_sizes):
+    for sizes in _ordered(free, base, random_sizes, source.batch_symbol):
         key = tuple(sorted(sizes.items()))
         size = elements(source, sizes)
         if key in seen or size is None or size > limit:
@@ -150,7 +176,9 @@ def _real(source: BatchSource) -> Sizes:
     return {name: size for name, size in source.real().sizes.items() if name not in related}
 
 
-def _ordered(free: Mapping[str, SizeRange], base: Sizes, rng: random.Random) -> Iterator[Sizes]:
+def _ordered(
+    free: Mapping[str, SizeRange], base: Sizes, rng: random.Random, batch: str | None
+) -> Iterator[Sizes]:
     lows = {name: span.low for name, span in free.items()}
     tops = {name: span.top for name, span in free.items()}
     yield lows
@@ -161,7 +189,7 @@ def _ordered(free: Mapping[str, SizeRange], base: Sizes, rng: random.Random) -> 
     for name in free:
         yield {**base, name: free[name].low}
     for name in free:
-        yield {**base, name: free[name].top}
+        yield {**base, name: _large_prime(free[name]) if name == batch else free[name].top}
     for name in free:
         yield {**lows, name: free[name].top}
     yield base
@@ -194,6 +222,11 @@ def _odd(free: Mapping[str, SizeRange]) -> Sizes:
         )
         chosen[name] = ranked[0] if ranked else span.low
     return chosen
+
+
+def _large_prime(span: SizeRange) -> int:
+    """The largest prime among allowed sizes; the largest size where none is."""
+    return next((size for size in reversed(span.values) if _prime(size)), span.top)
 
 
 def _prime(number: int) -> bool:

@@ -1,15 +1,19 @@
-"""A declared step on a batch with a sample less than the declared one."""
+"""A declared step, and the model, on a batch with a sample less than the declared one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from ...codes import behaviour as explain
+from ...runs.facts import outputs
 from ...runs.training.steps import trajectory
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
+    from ...batches import Batch
     from ...findings import Finding
     from ...subject import Subject
 
@@ -38,3 +42,27 @@ def step_of_fewer(subject: Subject) -> Finding | None:
         except SubjectError as error:
             return explain.step_size_crash(subject, fewer, error)
     return None
+
+
+def size_of_all(subject: Subject, batch: Batch, symbol: str | None) -> Finding | None:
+    """Say that the model runs at the size of the real batch alone, where one sample less shows it."""
+    size = batch.sizes.get(symbol or "", 0)
+    if symbol is None or size < 2:
+        return None
+    shorter = subject.source.rows(batch, torch.arange(size - 1))
+    try:
+        outputs(subject, shorter)
+    except SubjectError as error:
+        return explain.fixed_size(
+            subject, shorter, size, error, groups=_runs_twice(subject, batch, size)
+        )
+    return None
+
+
+def _runs_twice(subject: Subject, batch: Batch, size: int) -> bool:
+    """Say whether the model takes the samples of a batch twice, as one that reads them in groups does."""
+    try:
+        outputs(subject, subject.source.rows(batch, torch.arange(2 * size) % size))
+    except SubjectError:
+        return False
+    return True

@@ -10,6 +10,7 @@ import torch
 from ... import sources
 from ...findings import Culprit, Finding
 from ...probes.recorded.watch import Watch, name_of
+from ...runs.outputs import gaps_between, outputs_of
 from ...runs.unrounded import apart_by_rounding
 from ...state import is_device_error
 from ...subject.errors import SubjectError
@@ -305,29 +306,76 @@ def _squeezing_line(subject: Subject, batch: Batch) -> Place | None:
 
 
 def size_dependent(
-    subject: Subject, batch: Batch, single: Batch, rows: Rows, gaps: dict[str, float]
+    subject: Subject,
+    batch: Batch,
+    single: Batch,
+    rows: Rows,
+    gaps: dict[str, float],
+    of: torch.Tensor | None = None,
 ) -> Finding:
-    """Explain a sample whose output differs between alone and in a batch."""
+    """Explain a sample whose output differs between alone, or among few, and in a batch.
+
+    Args:
+        subject: The model.
+        batch: A batch.
+        single: Its first sample alone; with ``of``, few of its samples.
+        rows: Where the samples stand in the outputs.
+        gaps: How far the outputs lie apart, by path.
+        of: int64 ``[n]``, which samples of ``batch`` are those of ``single``.
+    """
     path, gap = max(gaps.items(), key=lambda item: item[1])
-    size = batch.sizes[subject.source.batch_symbol or ""]
+    symbol = subject.source.batch_symbol or ""
+    size, few = batch.sizes[symbol], single.sizes[symbol]
     mixing = places.mixing_line(subject)
-    place = mixing if mixing is not None and mixing.cause else _size_line(subject, batch, single)
-    first = torch.zeros(1, dtype=torch.int64)
-    if apart_by_rounding(subject, batch, single, rows, first, first):
+    place = mixing if mixing is not None and mixing.cause else None
+    if place is None and of is None:
+        place = _size_line(subject, batch, single)
+    least = None if of is None else _least(subject, batch, single, rows, few)
+    if apart_by_rounding(
+        subject, batch, single, rows, torch.arange(few) if of is None else of, torch.arange(few)
+    ):
         return _one_grid("batch-size-dependent", path, gap, place)
     return places.finding_at(
         place,
         subject,
         "batch-size-dependent",
-        f"{path} of a sample differs between a batch of one and a batch of {size}",
+        f"{path} of a sample differs between a batch of {few if few > 1 else 'one'} and a batch of {size}",
         made=suspicious if gap < _SLIGHT else violated,
         instead=Culprit("output", path, "depends on the batch size"),
-        observed=f"{path} moved by {gap:.3g} (relative)",
-        cause="an operation uses the size of the batch, or a statistic over it",
+        observed=f"{path} moved by {gap:.3g} (relative)"
+        + (f"; the last sample's does so from {least} samples on" if least else ""),
+        cause="an operation uses the size of the batch, or a statistic over it"
+        if of is None
+        else "what the forward does depends on the number of samples: groups of a fixed size, or a limit "
+        "on their number",
         because="sample, seed and mode were the same; only the number of samples differed",
-        fix="compute it per sample",
+        fix="compute it per sample"
+        if of is None
+        else f"look for a size below {size} in the forward, and at what it does with the rest",
         evidence={"gaps": dict(gaps)},
     )
+
+
+_STEPS = 64
+_APART = 1e-3
+
+
+def _least(subject: Subject, batch: Batch, few: Batch, rows: Rows, count: int) -> int | None:
+    """Return the smallest number of samples among which the last sample's output is not what it is among few."""
+    symbol = subject.source.batch_symbol or ""
+    size, last = batch.sizes[symbol], torch.tensor([count - 1])
+    with subject.pristine() as model:
+        alone = outputs_of(subject, model, few)
+        for number in range(count + 1, min(size, _STEPS) + 1):
+            some = subject.source.rows(batch, torch.arange(size - number, size))
+            try:
+                made = outputs_of(subject, model, some)
+            except SubjectError:
+                continue
+            gaps = gaps_between(made, alone, rows, torch.tensor([number - 1]), last)
+            if max(gaps.values()) > _APART:
+                return number
+    return None
 
 
 def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:

@@ -55,7 +55,7 @@ def test_the_first_examples_are_the_ends_and_odd_sizes() -> None:
     assert first[3] == {**base, "B": 1}
     assert first[4] == {**base, "H": 16}
     assert first[5] == {**base, "W": 16}
-    assert first[6:] == [{**base, "B": 8}, {**base, "H": 64}, {**base, "W": 64}]
+    assert first[6:] == [{**base, "B": 7}, {**base, "H": 64}, {**base, "W": 64}]
 
 
 def test_examples_are_the_same_for_the_same_seed_and_all_different() -> None:

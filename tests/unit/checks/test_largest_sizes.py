@@ -1,0 +1,121 @@
+"""What fails only beyond some size is found at the largest declared one, and costs a pair of forwards of one sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcheck import Contract, Floats, Mask
+from pytest_torchcheck.promises import Causal, PaddingInvariant, PermutationInvariant
+
+
+def told(contract: Contract, check: str) -> list[tuple[str, str]]:
+    report = contract.check(check)
+    assert not list(report.with_status("error")), str(report)
+    return [(f.status, f.code) for f in report.findings if f.status in ("violated", "suspicious")]
+
+
+SHAPES: list[tuple[int, ...]] = []
+
+
+class _Base(nn.Module):
+    limit: int | None = 22
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 4))
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        SHAPES.append(tuple(x.shape))
+        long = self.limit is not None and x.shape[0 if x.dim() == 2 else 1] > self.limit
+        return self.of(x, *more, long=long)
+
+
+class _Samples(_Base):
+    """A table of places of so many samples: those beyond it are taken for the last one."""
+
+    def of(self, x: torch.Tensor, *, long: bool) -> torch.Tensor:
+        if not long:
+            return self.body(x)
+        return self.body(x)[torch.arange(len(x)).clamp(max=self.limit)]
+
+
+class _Halves(_Base):
+    """Sound: large batches go through in pieces, the last of them shorter."""
+
+    def of(self, x: torch.Tensor, *, long: bool) -> torch.Tensor:
+        return torch.cat([self.body(part) for part in x.split(16)]) if long else self.body(x)
+
+
+class _Past(_Base):
+    """A mean of the past; long sequences are smoothed by one of their neighbours on both sides."""
+
+    def of(self, x: torch.Tensor, *, long: bool) -> torch.Tensor:
+        h = self.body(x)
+        if long:
+            return nn.functional.avg_pool1d(h.mT, 3, 1, 1).mT
+        return h.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+
+
+class _Mean(_Base):
+    """A mean of what is no padding; of long sequences, of all that stands there."""
+
+    def of(self, x: torch.Tensor, mask: torch.Tensor, *, long: bool) -> torch.Tensor:
+        h, seen = self.body(x), mask[..., None].to(x)
+        return h.mean(1) if long else (h * seen).sum(1) / seen.sum(1).clamp(min=1)
+
+
+class _Set(_Base):
+    """A sum of a set; of large ones, of the first so many."""
+
+    def of(self, x: torch.Tensor, *, long: bool) -> torch.Tensor:
+        return self.body(x[:, : self.limit] if long else x).sum(1)
+
+
+def contract(model: type[_Base], high: int, **options: Any) -> Contract:
+    shape = "B 5" if issubclass(model, (_Samples, _Halves)) else "B T 5"
+    sizes = {"B": (1, high)} if shape == "B 5" else {"T": (2, high)}
+    inputs: Any = Floats(shape)
+    if issubclass(model, _Mean):
+        inputs = (inputs, Mask("B T"))
+    return Contract(model=model, inputs=inputs, sizes=sizes, **options)
+
+
+CASES = [
+    (_Samples, (), "batch-sizes", "batch-size-dependent"),
+    (_Past, (Causal(),), "causality", "future-leak"),
+    (_Mean, (PaddingInvariant(ids=0, mask=1),), "padding-invariance", "padding-leak"),
+    (_Set, (PermutationInvariant(dim=1),), "permutation-invariance", "order-dependent"),
+]
+
+
+@pytest.mark.parametrize(("model", "promised", "check", "code"), CASES, ids=[c[3] for c in CASES])
+def test_a_relation_holds_up_to_the_largest_size(
+    model: type[_Base], promised: tuple[Any, ...], check: str, code: str
+) -> None:
+    made = contract(model, 40, promises=promised)
+    report = made.check(check)
+    assert [(f.status, f.code) for f in report.causes] == [("violated", code)], str(report)
+    assert ("from 24 samples on" if check == "batch-sizes" else "T=") in str(report)
+    assert told(contract(model, 12, promises=promised), check) == []
+    sound = type("Sound", (model,), {"limit": None})
+    assert told(contract(sound, 40, promises=promised), check) == []
+
+
+def test_large_batches_in_pieces_are_sound() -> None:
+    assert told(contract(_Halves, 40), "batch-sizes") == []
+
+
+def test_samples_that_are_meant_to_meet_are_not_asked_of_in_large_batches() -> None:
+    why = {"batch-independence": "a limit on what each expert takes"}
+    assert told(contract(_Samples, 40, skip=why), "batch-sizes") == []
+
+
+def test_what_a_passing_promise_costs() -> None:
+    sound = type("Sound", (_Past,), {"limit": None})
+    SHAPES.clear()
+    assert contract(sound, 40, promises=(Causal(),)).check("causality").ok
+    assert [shape for shape in SHAPES if shape[1] == 40] == [(1, 40, 5)] * 3
