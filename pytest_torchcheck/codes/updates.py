@@ -15,6 +15,7 @@ statistics = One("diagnosis.training.drift:statistics", "frozen-statistics")
 twice = One("diagnosis.training.optimizers:twice", "optimizer-twice")
 
 blind_direction = One("diagnosis.training.lasting:blind_direction", "gradient-without-data")
+crossed = One("diagnosis.training.untaught:crossed", "gradient-of-another")
 decays_alone = One("diagnosis.training.lasting:decays_alone", "weight-only-decays")
 fades = One("diagnosis.training.lasting:fades", "weight-stops")
 put_back = One("diagnosis.training.lasting:put_back", "weight-put-back")
@@ -50,7 +51,7 @@ ENTAILS = (
     ),
     rule(
         "repeatable-steps/weight-stops weights-update/weight-only-decays weights-update/weight-stops "
-        "weights-update/weight-untaught",
+        "weights-update/weight-untaught weights-update/gradient-of-another",
         STUCK,
         "model",
         "a part of the model is not trained",

@@ -21,6 +21,7 @@ from ...runs.looks import (
     unreached,
 )
 from ...runs.omitted import read_where_given
+from ...runs.training.crossed import crossed
 from ...runs.training.directions import untaught
 from ...runs.training.enduring import decays_alone, fades
 from ...runs.training.later_steps import moved_as_built, stopped
@@ -113,7 +114,11 @@ optimizer."""
 
 
 def weights_update(subject: Subject) -> Iterator[Finding]:
-    """Compare every parameter before and after some steps; look for later steps that skip it or undo them all."""
+    """Compare every parameter before and after some steps; look for later steps that skip it or undo them all.
+
+    With an optimizer of your own, or a step that assigns gradients, the update of a parameter must not depend on
+    the sign of the gradients of others of its shape.
+    """
     trainable = {
         name: parameter
         for name, parameter in subject.named_parameters().items()
@@ -165,6 +170,9 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
         return
     if (undone := returning(subject)) is not None:
         yield explain.undone(subject, *undone)
+        return
+    if (mixed := crossed(subject)) is not None:
+        yield explain.crossed(subject, mixed)
         return
     note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
     yield passed(

@@ -1,4 +1,4 @@
-"""Why no data train a weight that has a gradient: what reads it, and what was to read it and raised."""
+"""Why a gradient does not train its own weight: what reads the weight, what was to, and whose gradient moves it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ... import sources
 from ...culprits import parameter
 from ...explanation import on_line
 from ...findings import Culprit, Finding
@@ -19,6 +20,7 @@ from ...verdicts import violated
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...runs.training.crossed import Crossed
     from ...subject import Subject
 
 
@@ -102,3 +104,33 @@ def _readers(subject: Subject, names: list[str]) -> tuple[Op | None, Op | None]:
         except SubjectError:
             return None, None
     return seen.number, seen.refused
+
+
+def crossed(subject: Subject, found: Crossed) -> Finding:
+    """Explain parameters that a step moves by the gradients of others of their shape."""
+    name, kind, step = found.names[0], found.optimizer, subject.contract.train_step
+    what = f"{kind.__name__}.step" if kind is not None else "the training step"
+    place = sources.of_object(kind.step if kind is not None else step)
+    if kind is None:
+        place = sources.search(step, r"\.grad\s*=[^=]") or place
+    by = found.by or "others of its shape"
+    count = (
+        f" (at least {len(found.names)} parameters are moved so)" if len(found.names) > 1 else ""
+    )
+    return violated(
+        "gradient-of-another",
+        f"{what} moves {name} by the gradient of {by}{count}",
+        culprits=[parameter(subject, n, "follows another gradient") for n in found.names[:8]],
+        location=place,
+        observed=f"with the gradient of {by} turned round, and nothing else changed, {name} ends elsewhere",
+        cause="gradients, or what the optimizer keeps of them, are assigned to parameters by order or by shape"
+        if kind is None
+        else "parameters of one shape share what the optimizer keeps, or it hands one's gradient to another",
+        because=f"with its own gradient turned round {name} ends "
+        + ("elsewhere too" if found.own else "where it did")
+        + "; a norm over all gradients does not change with their signs",
+        fix="keep state by parameter: self.state[p]"
+        if kind is not None
+        else "take gradients and parameters from one list, or assign them by name",
+        evidence={"parameters": found.names, "by": found.by},
+    )
