@@ -16,6 +16,7 @@ from ..runs.facts import copied, forward_facts, kept_by, outputs
 from ..runs.outputs import Rows, floating_from, gaps_between, output_rows
 from ..runs.remembering import remembered
 from ..runs.time_first import other_batch_dim
+from ..runs.variants.largest import at_batch, sizes_of, told_apart
 from ..runs.variants.woken import also_woken
 from ..state import seed_everything
 from ..subject.errors import SubjectError
@@ -331,22 +332,24 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
         gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
     if gaps is not None:
         return explain.size_dependent(subject, batch, single, rows, gaps)
-    if (found := _among_many(subject, rows)) is not None:
-        return found
+    for other, made in subject.cache.pop("told-apart", ()):
+        if (found := _among_many(subject, rows, other, made)) is not None:
+            return found
     return passed(
         f"{tried} batches of other sizes ran; the first sample gives the same output alone and "
         "in the batch"
     )
 
 
-def _among_many(subject: Subject, rows: Rows) -> Finding | None:
-    """Compare the first, the middle and the last sample of a large batch, of an odd size, with a batch of these alone."""
-    batch, made = subject.cache.pop("many", (None, {}))
-    size = 0 if batch is None else batch.sizes[subject.source.batch_symbol or ""]
-    told = is_stochastic(subject) or "batch-independence" in subject.contract.skip
-    if told or size <= subject.batch().sizes[subject.source.batch_symbol or ""]:
+def _among_many(
+    subject: Subject, rows: Rows, batch: Batch, made: dict[str, torch.Tensor]
+) -> Finding | None:
+    """Compare the first, the middle and the last sample of a batch with a batch of these alone."""
+    size = batch.sizes[subject.source.batch_symbol or ""]
+    if is_stochastic(subject) or "batch-independence" in subject.contract.skip:
         return None
-    places, three = torch.tensor([0, size // 2, size - 1]), torch.arange(3)
+    places = torch.tensor(sorted({0, size // 2, size - 1} if size > 3 else {0}))
+    three = torch.arange(len(places))
     few = subject.source.rows(batch, places)
     with contextlib.suppress(SubjectError):  # what refuses so few is told of other batches
         some = outputs(subject, few)
@@ -354,6 +357,9 @@ def _among_many(subject: Subject, rows: Rows) -> Finding | None:
             return None
         gaps = _compare(subject, batch, few, rows, places, three, known=(made, some))
         if gaps is not None and not (forward_facts(subject).consumed or draws_in_eval(subject)):
+            for found in _independence(at_batch(subject, batch)):
+                if found.status == "violated":  # samples that are mixed at these sizes only
+                    return found.replace(because=f"{found.because}; seen at {sizes_of(batch)}")
             return explain.size_dependent(subject, batch, few, rows, gaps, places)
     return None
 
@@ -361,8 +367,7 @@ def _among_many(subject: Subject, rows: Rows) -> Finding | None:
 def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
     """Yield the first batch that does not run, or that leaves in the model what changes the base batch's output."""
     keeps: list[tuple[Batch, list[str]]] = []
-    symbol = subject.source.batch_symbol or ""
-    many = max(drawn, key=lambda one: (n := one.sizes.get(symbol, 0)) * (n % 2), default=None)
+    telling = tuple(map(id, told_apart(subject, drawn)))
     for batch in drawn:
         try:
             names, made = kept_by(subject, batch)
@@ -371,8 +376,8 @@ def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
             return
         if kept := [n for n in names if not subject.is_promised("MayChange", n)]:
             keeps.append((batch, kept))
-        if batch is many:
-            subject.cache["many"] = batch, made
+        if id(batch) in telling:
+            subject.cache.setdefault("told-apart", []).append((batch, made))
     if keeps and forward_facts(subject).keeps:
         if remembered(subject):
             return  # what sizes of the base batch leave behind is judged by eval-purity

@@ -330,7 +330,7 @@ def size_dependent(
     place = mixing if mixing is not None and mixing.cause else None
     if place is None and of is None:
         place = _size_line(subject, batch, single)
-    least = None if of is None else _least(subject, batch, single, rows, few)
+    which = "" if of is None else _from_which(subject, batch, single, rows, few)
     if apart_by_rounding(
         subject, batch, single, rows, torch.arange(few) if of is None else of, torch.arange(few)
     ):
@@ -343,7 +343,7 @@ def size_dependent(
         made=suspicious if gap < _SLIGHT else violated,
         instead=Culprit("output", path, "depends on the batch size"),
         observed=f"{path} moved by {gap:.3g} (relative)"
-        + (f"; the last sample's does so from {least} samples on" if least else ""),
+        + (f"; the last sample's does so {which}" if which else ""),
         cause="an operation uses the size of the batch, or a statistic over it"
         if of is None
         else "what the forward does depends on the number of samples: groups of a fixed size, or a limit "
@@ -351,7 +351,7 @@ def size_dependent(
         because="sample, seed and mode were the same; only the number of samples differed",
         fix="compute it per sample"
         if of is None
-        else f"look for a size below {size} in the forward, and at what it does with the rest",
+        else f"look for a number of samples, {size} or fewer, that the forward takes at a time or asks for",
         evidence={"gaps": dict(gaps)},
     )
 
@@ -360,22 +360,27 @@ _STEPS = 64
 _APART = 1e-3
 
 
-def _least(subject: Subject, batch: Batch, few: Batch, rows: Rows, count: int) -> int | None:
-    """Return the smallest number of samples among which the last sample's output is not what it is among few."""
+def _from_which(subject: Subject, batch: Batch, few: Batch, rows: Rows, count: int) -> str:
+    """Say from how many samples on, or among how many alone, the last one's output is not what it is among few."""
     symbol = subject.source.batch_symbol or ""
     size, last = batch.sizes[symbol], torch.tensor([count - 1])
     with subject.pristine() as model:
         alone = outputs_of(subject, model, few)
-        for number in range(count + 1, min(size, _STEPS) + 1):
-            some = subject.source.rows(batch, torch.arange(size - number, size))
+
+        def differs(number: int) -> bool:
+            some = subject.source.rows(batch, torch.arange(size - number, size) % size)
             try:
                 made = outputs_of(subject, model, some)
             except SubjectError:
-                continue
+                return False
             gaps = gaps_between(made, alone, rows, torch.tensor([number - 1]), last)
-            if max(gaps.values()) > _APART:
-                return number
-    return None
+            return max(gaps.values()) > _APART
+
+        for number in range(count + 1, min(size, _STEPS) + 1):
+            if differs(number):
+                beyond = differs(number + 1)
+                return f"from {number} samples on" if beyond else f"among {number} samples only"
+    return ""
 
 
 def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:

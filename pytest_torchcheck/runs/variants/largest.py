@@ -1,4 +1,4 @@
-"""The model on one sample of the largest declared sizes: what fails only beyond a size is not seen at a typical one."""
+"""The model at sizes that tell: what fails only beyond a size, or where two sizes are equal, is not seen at typical ones."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import contextlib
 import copy
 from typing import TYPE_CHECKING
 
+import torch
+
 from ...late import Late
 from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from ...batches import Batch
     from ...findings import Finding
     from ...subject import Subject
 
@@ -45,18 +48,59 @@ def also_at_largest(
     if other is None or more is None or more.status != "violated":
         yield from first
         return
-    sizes = ", ".join(f"{name}={size}" for name, size in other.batch().sizes.items())
+    sizes = sizes_of(other.batch())
     yield more.replace(because=f"{more.because}; seen at {sizes}, not at typical sizes")
 
 
 def _at_largest(subject: Subject, room: int) -> Subject | None:
     """Return the subject with another base batch; None where no size may be larger, or it costs too much."""
     batch = largest(subject.source, subject.batch(), room)
-    if batch is None:
-        return None
-    other = copy.copy(subject)  # the same model and state; what is known of the other batch is not
+    return None if batch is None else at_batch(subject, batch)
+
+
+def at_batch(subject: Subject, batch: Batch) -> Subject:
+    """Return the subject with another base batch: the same model and state; what is known of the other batch is not."""
+    other = copy.copy(subject)
     other.cache = {
         ("batch", 0): subject.place(batch),
         ("batch", 1): subject.place(subject.source.distinct(batch, subject.seed + 1)),
     }
     return other
+
+
+def sizes_of(batch: Batch) -> str:
+    """Return the sizes of a batch as they are told, such as ``B=1, T=24``."""
+    return ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
+
+
+def told_apart(subject: Subject, drawn: Sequence[Batch]) -> list[Batch]:
+    """Return the few of some drawn batches at which samples are most likely to be mixed.
+
+    They are the largest of an odd size, where groups of samples leave a rest; the first two that have
+    as many samples as another dimension has entries; and the first with several samples in which another
+    dimension is at its smallest.
+    """
+    symbol = subject.source.batch_symbol or ""
+    base, spans = subject.batch().sizes.get(symbol, 0), subject.source.symbols
+
+    def size(batch: Batch) -> int:
+        return batch.sizes.get(symbol, 0)
+
+    many = max(drawn, key=lambda one: size(one) * (size(one) % 2), default=None)
+    found = [] if many is None or size(many) <= base else [many]
+    several = [batch for batch in drawn if size(batch) > 1 and batch is not many]
+    found += [b for b in several if size(b) in _others(b, subject)][:2]
+    found += [
+        b
+        for b in several
+        if any(n != symbol and s == spans[n].low for n, s in b.sizes.items() if n in spans)
+        and not any(b is one for one in found)
+    ][:1]
+    return found
+
+
+def _others(batch: Batch, subject: Subject) -> set[int]:
+    """Return the sizes of all dimensions of the inputs but that of the samples."""
+    dim = subject.contract.batch_dim or 0
+    leaves = (leaf for _, leaf in batch.input_leaves() if isinstance(leaf, torch.Tensor))
+    return {n for leaf in leaves for at, n in enumerate(leaf.shape) if at != dim}

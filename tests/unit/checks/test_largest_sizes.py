@@ -119,3 +119,46 @@ def test_what_a_passing_promise_costs() -> None:
     SHAPES.clear()
     assert contract(sound, 40, promises=(Causal(),)).check("causality").ok
     assert [shape for shape in SHAPES if shape[1] == 40] == [(1, 40, 5)] * 3
+
+
+class _Square(nn.Module):
+    """Takes a square of numbers for a table of pairs, and reads it the other way round."""
+
+    def __init__(self, square: bool) -> None:
+        super().__init__()
+        self.body, self.square = nn.Linear(7, 3), square
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.square and x.shape[0] == x.shape[1]:
+            x = x.mT
+        return self.body(x)
+
+
+class _Gated(nn.Module):
+    """Weighs the steps of a sequence; a sequence of one step loses its dimension on the way."""
+
+    def __init__(self, dim: int | None) -> None:
+        super().__init__()
+        self.body, self.gate, self.dim = nn.Linear(5, 3), nn.Linear(5, 1), dim
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.gate(x)
+        scores = scores.squeeze(-1) if self.dim is None else scores.squeeze()
+        weights = scores.softmax(-1).reshape(len(x), -1, 1)
+        return (weights * self.body(x)).sum(1)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_as_many_samples_as_another_dimension_has_entries(wrong: bool) -> None:
+    made = Contract(model=lambda: _Square(wrong), inputs=Floats("B 7"), sizes={"B": (1, 9)})
+    report = made.check("batch-sizes")
+    assert [f.code for f in report.causes] == ["batch-size-dependent"] * wrong, str(report)
+    assert ("among 7 samples only" in str(report)) == wrong
+
+
+@pytest.mark.parametrize("dim", [None, -1])
+def test_samples_that_meet_at_the_smallest_size_only(dim: int | None) -> None:
+    made = Contract(model=lambda: _Gated(dim), inputs=Floats("B T 5"), sizes={"T": (1, 9)})
+    report = made.check("batch-sizes")
+    assert [f.code for f in report.causes] == ["samples-mixed"] * (dim is not None), str(report)
+    assert dim is None or (report.causes[0].location.text.startswith("weights = "))

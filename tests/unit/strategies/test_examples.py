@@ -46,7 +46,7 @@ def test_every_failing_batch_is_reduced_to_the_smallest_one(bug: ShapeBug) -> No
 
 def test_the_first_examples_are_the_ends_and_odd_sizes() -> None:
     source = BatchSource("B 3 H W", sizes={"B": (1, 8), "H": (16, 64), "W": (16, 64)})
-    first = list(assignments(source))[:9]
+    first = list(assignments(source))[:10]
     assert first[0] == {"B": 1, "H": 16, "W": 16}
     assert all(size % 2 for size in first[1].values())
     assert len(set(first[1].values())) == 3
@@ -55,7 +55,8 @@ def test_the_first_examples_are_the_ends_and_odd_sizes() -> None:
     assert first[3] == {**base, "B": 1}
     assert first[4] == {**base, "H": 16}
     assert first[5] == {**base, "W": 16}
-    assert first[6:] == [{**base, "B": 7}, {**base, "H": 64}, {**base, "W": 64}]
+    assert first[6] == {**base, "B": 3}  # as many samples as channels
+    assert first[7:] == [{**base, "B": 7}, {**base, "H": 64}, {**base, "W": 64}]
 
 
 def test_examples_are_the_same_for_the_same_seed_and_all_different() -> None:
