@@ -50,8 +50,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "weights-update",
             "Every trainable parameter changes in a training step.",
-            cost="3 FBS, shared with other checks; 9 more only where a later step changes nothing; 2 S for an optimizer "
-            "of your own, 2 FBS for a step that assigns gradients",
+            cost="3 FBS, shared with other checks; 9 more only where a later step changes nothing; 2 S for "
+            "an optimizer of your own, 2 FBS for a step that assigns gradients",
         ),
         check(
             "frozen-stays",

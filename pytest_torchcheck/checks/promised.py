@@ -156,11 +156,14 @@ def _padding(
                 )  # fmt: skip
     if unseen:
         return inconclusive(f"{unseen[0]} is NaN in both batches: {_BLIND}", code=BLOCKED)
-    if compared == 0:
+    more = "padded positions, and their values," if varied else f"positions of {promise.pad}"
+    return _compared(f"{extra} more {more}", compared, bound)
+
+
+def _compared(what: str, count: int, bound: float) -> Finding:
+    if not count:
         return inconclusive("no output could be compared between the shorter and the longer batch")
-    more = f"{extra} more padded positions, and their values,"
-    what = more if varied else f"{extra} more positions of {promise.pad}"
-    return passed(f"{what} change {compared} output values by less than {bound:g} relatively")
+    return passed(f"{what} change {count} output values by less than {bound:g} relatively")
 
 
 _BLIND = "it cannot be seen what changes it"

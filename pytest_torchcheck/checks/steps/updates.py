@@ -154,25 +154,8 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
                 f"{', '.join(faint[:3])} did not change: a gate passes almost no gradient here"
             )
             return
-    if names := stopped(subject, made):
-        yield explain.stops(subject, list(names))
-        return
-    if names := fades(subject, made.left.fading) if all(made.rates[1:]) else ():
-        yield explain.fades(subject, list(names))
-        return
-    if names := decays_alone(subject, made):
-        yield explain.decays_alone(subject, list(names))
-        return
-    if names := tuple(
-        n for n in untaught(subject) if not subject.is_promised("MayLackGradient", n)
-    ):
-        yield explain.untaught(subject, list(names))
-        return
-    if (undone := returning(subject)) is not None:
-        yield explain.undone(subject, *undone)
-        return
-    if (mixed := crossed(subject)) is not None:
-        yield explain.crossed(subject, mixed)
+    if (amiss := _moved_amiss(subject, made)) is not None:
+        yield amiss
         return
     note = " (learning rates of 0 were raised to the schedule's base)" if made.warmed else ""
     yield passed(
@@ -180,6 +163,24 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
         f"{len(made.losses)} steps{note}",
         evidence={"losses": list(made.losses), "rates": list(made.rates)},
     )
+
+
+def _moved_amiss(subject: Subject, made: Trajectory) -> Finding | None:
+    """Return what is wrong with how parameters move that all do."""
+    if names := stopped(subject, made):
+        return explain.stops(subject, list(names))
+    if names := fades(subject, made.left.fading) if all(made.rates[1:]) else ():
+        return explain.fades(subject, list(names))
+    if names := decays_alone(subject, made):
+        return explain.decays_alone(subject, list(names))
+    if names := tuple(
+        n for n in untaught(subject) if not subject.is_promised("MayLackGradient", n)
+    ):
+        return explain.untaught(subject, list(names))
+    if (undone := returning(subject)) is not None:
+        return explain.undone(subject, *undone)
+    mixed = crossed(subject)
+    return None if mixed is None else explain.crossed(subject, mixed)
 
 
 def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:

@@ -94,7 +94,7 @@ def _assigns_gradients(step: Callable[..., Any]) -> bool:
 
 
 def _among(subject: Subject, run: Run) -> tuple[list[str], str, bool] | None:
-    """Return what ends elsewhere if half of the gradients of each shape are turned round, by which, and whether its own counts."""
+    """Return what ends elsewhere if half of the gradients of each shape turn, by which, and whether its own counts."""
     turned = set[str]()
     shapes: dict[tuple[int, ...], list[str]] = {}
     for name, p in subject.named_parameters().items():
@@ -151,7 +151,7 @@ def _stepped_alone(subject: Subject, turned: AbstractSet[str]) -> Values | None:
 
 
 def _stepped(subject: Subject, turned: AbstractSet[str]) -> Values | None:
-    """Return what the declared step makes of the parameters; None where gradients depend on earlier ones of the step."""
+    """Return what the declared step makes of the parameters; None where gradients depend on earlier ones of it."""
     with subject.pristine(steps=True) as model:
         model.train()
         optimizer = subject.make_optimizer(model)
