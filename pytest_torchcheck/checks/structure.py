@@ -17,7 +17,7 @@ from ..probes.numbers.signals import SignalWatch
 from ..record.hooks import hooked
 from ..runs.hidden import hidden
 from ..runs.liveness.idle_rows import without_effect
-from ..runs.liveness.unread import unread_results
+from ..runs.liveness.unread import only_last, unread_results
 from ..runs.portability import portability
 from ..runs.training.observation import observe
 from ..sources import edits
@@ -142,11 +142,18 @@ def _used(subject: Subject, stray: Stray) -> Finding:
 
 
 def dead_modules(subject: Subject) -> Iterator[Finding]:
-    """Name what takes no part: modules that never ran, results that nothing reads, and layers of which a part goes nowhere."""
+    """Name what takes no part: modules that never ran, results that nothing reads, and layers of which a part goes nowhere.
+
+    A line that runs for each position of an input, and of which the last result alone is read, must not be all
+    that the other positions come to.
+    """
     subject.require_values()
     lost = unread_results(subject)
     for one in lost[:3]:
         yield explain.unread_result(subject, one)
+    if not lost and (ends := only_last(subject)) is not None:
+        yield explain.only_last(subject, ends)
+        return
     for choice in observe(subject).signals.idle_choices[:1]:
         yield explain.idle_choice(subject, choice)
         return

@@ -28,6 +28,7 @@ lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-uns
 softmax_axis = One("diagnosis.lines.axis_order:softmax_axis", "softmax-axis")
 axes_swapped = One("diagnosis.lines.axis_order:axes_swapped", "axes-swapped")
 idle_choice = One("diagnosis.lines.unread_results:idle_choice", "result-unread")
+only_last = One("diagnosis.lines.unread_results:only_last", "result-unread")
 unread_result = One("diagnosis.lines.unread_results:result", "result-unread")
 unread_rows = One("diagnosis.lines.unread_results:rows", "features-unread", doubtful=True)
 

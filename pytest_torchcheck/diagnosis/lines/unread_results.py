@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...probes.numbers.views import IdleChoice
     from ...runs.liveness.idle_rows import IdleRows
     from ...runs.liveness.takings import Taking
-    from ...runs.liveness.unread import Unread
+    from ...runs.liveness.unread import OnlyLast, Unread
     from ...subject import Subject
 
 
@@ -72,6 +72,26 @@ def result(subject: Subject, lost: Unread) -> Finding:
         cause=cause,
         because=f"no operation of a forward was given the result of {lost.op}, in train mode or in eval mode",
         fix=_FIXES[lost.kind].format(text=short, name=lost.name, again=again, line=place.line),
+    )
+
+
+def only_last(subject: Subject, found: OnlyLast) -> Finding:
+    """Explain a loop over positions of which the last turn's result alone is read."""
+    line = found.location.line
+    return violated(
+        "result-unread",
+        f"of the {found.size} positions of {found.path} along dimension {found.dim} only the last one counts",
+        culprits=[
+            Culprit("call", found.text, "its earlier results are not read", found.location),
+            Culprit("input", found.path, "counts at its last position only"),
+        ],
+        location=found.location,
+        observed=f"line {line} computes {found.text} {found.calls} times in a forward; {found.calls - 1} of the "
+        "results no operation was given",
+        cause="each turn replaces the result of the one before it without reading it",
+        because=f"other values at all positions but the last leave every output bit-equal, in both modes; another "
+        f"value at the last one does not (in two samples of {found.size} positions)",
+        fix=f"give line {line} what the turn before it computed, or collect the results and use them all",
     )
 
 

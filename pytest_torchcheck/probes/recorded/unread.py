@@ -58,7 +58,9 @@ class Reads:
     def given(self, tensors: Iterable[Tensor]) -> None:
         """Note that a call reads some tensors."""
         for tensor in tensors:
-            if (made := self._latest.get(id(tensor))) is not None:
+            made = self._latest.get(id(tensor))
+            # an id is reused once its tensor is gone
+            if made is not None and made.tensors[id(tensor)]() is tensor:
                 made.read.add(id(tensor))
 
     def returned(self, key: Any, given: list[Tensor], result: Any) -> None:
@@ -109,6 +111,7 @@ class UnreadWatch(Watch):
     Attributes:
         unread: After the block, the places of which no result was read.
         read: Those of which one was.
+        last: Those of which the result of one call alone was, with how often they were called.
     """
 
     def __init__(self) -> None:
@@ -117,6 +120,7 @@ class UnreadWatch(Watch):
         self._made: Counter[Place] = Counter()
         self.unread: list[Place] = []
         self.read: set[Place] = set()
+        self.last: dict[Place, int] = {}
 
     def __exit__(
         self,
@@ -128,6 +132,7 @@ class UnreadWatch(Watch):
         unread = Counter(self._reads.unread())
         self.unread = [place for place, n in unread.items() if n == self._made[place]]
         self.read = {place for place in self._made if place not in self.unread}
+        self.last = {p: n for p, n in self._made.items() if n > 2 and unread[p] == n - 1}
 
     def before(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Note what is read, and what a call could write to."""

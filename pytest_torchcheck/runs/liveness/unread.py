@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from ... import sources
+from ...objects import trees
 from ...probes.recorded.unread import UnreadWatch
 from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ...subject.remembered import remembered
+from ..facts import outputs
 from ..training.observation import observe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...batches import Batch
     from ...findings import Location
     from ...probes.recorded.unread import Place
     from ...subject import Subject
@@ -51,11 +56,88 @@ def unread_results(subject: Subject) -> list[Unread]:
     """
     if not observe(subject).signals.unread:
         return []
-    places = _watched(subject, train=True).unread
+    places = _trained(subject).unread
     elsewhere = _watched(subject, train=False).read if places else set()
     judged = (_judged(place) for place in places if place not in elsewhere)
     found = {(one.location.file, one.location.line, one.op): one for one in judged if one}
     return list(found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlyLast:
+    """Positions of an input that only results are computed from which nothing reads.
+
+    Attributes:
+        path: Of the input.
+        dim: Its dimension.
+        size: How many positions it has; the last one alone counts.
+        calls: How often the line runs.
+        text: What computes the results, as the source says it.
+        location: The line.
+    """
+
+    path: str
+    dim: int
+    size: int
+    calls: int
+    text: str
+    location: Location
+
+
+def only_last(subject: Subject) -> OnlyLast | None:
+    """Return an input of which the last position alone counts, where a line computes the others' part for nothing.
+
+    A loop over the positions whose every turn replaces the result of the one before it computes all of
+    them, and uses the last. Where the state is passed on, the earlier ones count too.
+
+    Cost: nothing where the shared observation saw every result read, or no line has results of which the last
+    alone is read; else up to 5 forwards of two samples for each dimension as long as that line runs often.
+    """
+    if not observe(subject).signals.unread or not (last := _trained(subject).last):
+        return None
+    few, other = (subject.few(b) or b for b in (subject.batch(), subject.batch(1)))
+    batch_axes = subject.source.axes(subject.source.batch_symbol or "")
+    for path, tensor in few.input_leaves():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        for dim in range(tensor.dim()):
+            size = tensor.shape[dim]
+            places = [p for p, n in last.items() if n in (size, size - 1) and None not in p.span]
+            if dim == batch_axes.get(path) or not places:
+                continue
+            fresh = other.tensors()[path]
+            index = (torch.arange(size) < size - 1).view(-1, *(1 for _ in tensor.shape[dim + 1 :]))
+            but_last = torch.where(index.to(tensor.device), fresh, tensor)
+            alone = torch.where(index.to(tensor.device), tensor, fresh)
+            if _moves(subject, few, path, alone, train=False) and not any(
+                _moves(subject, few, path, but_last, train=train) for train in (False, True)
+            ):
+                return _told(places[0], path, dim, size, last[places[0]])
+    return None
+
+
+def _moves(subject: Subject, batch: Batch, path: str, value: torch.Tensor, *, train: bool) -> bool:
+    """Say whether another value of an input changes an output; so says a model that refuses it."""
+    changed = batch.map(lambda where, leaf: value if where == path else leaf, targets=False)
+    try:
+        before, after = (outputs(subject, b, train=train) for b in (batch, changed))
+    except SubjectError:
+        return True
+    return any(name not in after or not trees.same(t, after[name]) for name, t in before.items())
+
+
+def _told(place: Place, path: str, dim: int, size: int, calls: int) -> OnlyLast | None:
+    line, _, start, end = place.span
+    assert line is not None
+    where = sources.of_line(place.file, line, place.function)
+    whole = linecache.getline(place.file, line).encode()
+    text = whole[start:end].decode() if place.span[0] == place.span[1] else where.text
+    return OnlyLast(path=path, dim=dim, size=size, calls=calls, text=text, location=where)
+
+
+@remembered("unread-in-training")
+def _trained(subject: Subject) -> UnreadWatch:
+    return _watched(subject, train=True)
 
 
 def _watched(subject: Subject, *, train: bool) -> UnreadWatch:
