@@ -50,8 +50,11 @@ class GradientCalls(Notes):
             if account.signature() != before[key]
         ]
         moved: set[str] = set()
+        rewritten: set[str] = set()
         for key in touched:
             account = self.ledger.accounts[key]
+            if account.written_since(self.step):
+                rewritten.add(account.name)
             if account.sources and account.version != version_of(account.tensor):
                 moved.add(account.name)
             account.version = version_of(account.tensor)
@@ -69,6 +72,7 @@ class GradientCalls(Notes):
                 repeats=repeats,
                 retained=retained,
                 moved=frozenset(moved),
+                rewritten=frozenset(rewritten),
             )
         )
         if self.after_backward is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import sources
+from ..probes.recorded.watch import version_of
 from ..subject.optimizers import optimizers_of
 from .naming import name_in, user_frame
 from .steps import StepWatch
@@ -176,6 +177,8 @@ class Account:
         scale: Factor of a GradScaler that it is still multiplied by.
         version: Of the parameter at the latest backward pass; another one since then where
             something has written to it.
+        passed: At the latest backward pass: the step, the version and the first number; None where an
+            optimizer has stepped since.
     """
 
     name: str
@@ -185,6 +188,7 @@ class Account:
     cleared: int | None = None
     scale: float = 1.0
     version: int | None = None
+    passed: tuple[int, int | None, float] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -194,6 +198,18 @@ class Account:
             return True
         values = grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
         return grad.device.type != "meta" and not bool(torch.count_nonzero(values))
+
+    def written_since(self, step: int) -> bool:
+        """Note a backward pass of a step; say whether it is not the first one, and whether something was written in between.
+
+        What is written to ``.data`` counts no version: on the CPU, a number is looked at too.
+        """
+        tensor = self.tensor.detach()
+        plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel()
+        number = float(tensor[(0,) * tensor.dim()].abs()) if plain else 0.0
+        last, now = self.passed, (step, version_of(self.tensor), number)
+        self.passed = now
+        return last is not None and last[0] == step and last != now
 
     def signature(self) -> tuple[int, int] | None:
         """Return what changes whenever the gradient is written to."""

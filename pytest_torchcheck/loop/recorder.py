@@ -14,6 +14,7 @@ from pytest_torchcheck.subject.errors import SubjectError
 from pytest_torchcheck.subject.optimizers import step_schedulers
 
 from ..subject.remembered import remembered
+from .checkpoints import is_torchs
 from .gradient_calls import GradientCalls
 from .naming import frames_within
 from .patches import listening
@@ -201,6 +202,8 @@ class _Recorder(GradientCalls):
         for account in accounts:
             account.applied.setdefault(key, set()).update(account.sources)
             account.cleared = None
+            if not closure or is_torchs(optimizer):  # else what it calls is looked at
+                account.passed = None
 
     def _scheduler_step(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scheduler = args[0]

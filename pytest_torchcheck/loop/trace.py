@@ -77,6 +77,8 @@ class Backward(Event):
         again: Whether anything went through a graph that was kept once more, a later call included.
         moved: Parameters whose gradient held an earlier pass, and which something had written to
             since then.
+        rewritten: Parameters that an earlier pass of the same call reached too, and that something other than
+            their optimizer had written to since then.
     """
 
     leaf: bool
@@ -88,6 +90,7 @@ class Backward(Event):
     retained: bool = False
     again: bool = False
     moved: frozenset[str] = frozenset()
+    rewritten: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from pytest_torchcheck.loop.traces.rates import (
     scheduler_findings,
 )
 from pytest_torchcheck.loop.traces.rates_ahead import ahead_findings
+from pytest_torchcheck.loop.traces.taken_back import taken_back_findings
 from pytest_torchcheck.loop.traces.two_points import two_point_findings
 from pytest_torchcheck.loop.traces.wording import at
 
@@ -68,6 +69,7 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
         trace = record(subject, steps=max(MOST_STEPS, *(n + 1 for n in windows), 1))
     wrong = (*protocol_findings(subject, trace), *copying_findings(subject, trace))
     wrong = wrong or (*two_point_findings(subject, trace), *opposed_findings(subject, trace))
+    wrong = wrong or tuple(taken_back_findings(subject, trace))
     found = [_placed(subject, one) for one in wrong]
     if found:
         yield from found
