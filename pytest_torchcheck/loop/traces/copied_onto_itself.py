@@ -17,7 +17,7 @@ from pytest_torchcheck.probes.recorded.watch import readable
 from pytest_torchcheck.record.tracing import line_of
 from pytest_torchcheck.subject.errors import SubjectError
 
-from ...verdicts import suspicious, violated
+from ...verdicts import violated
 from ..patches import listening
 from ..steps import StepWatch, begun, take_steps
 from .kept_weights import kept_as_it_is
@@ -118,10 +118,10 @@ def copying_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
 
 def _finding(place: Location, names: tuple[str, ...]) -> Finding:
     container, filled = kept_as_it_is(place)
-    moved = filled is not None and re.search(r"\.(cpu|to)\(", filled.text) is not None
-    make = suspicious if moved else violated  # from another device it would be a copy
+    moved = re.search(r"\.(cpu|to)\(", "" if filled is None else filled.text)
+    stays = f"; {moved[0][:-1]}() copies nothing where they already are" if moved else ""
     keeps = f"{container or 'the source of the copy'} holds the weights themselves, not copies"
-    return make(
+    return violated(
         "state-loaded-itself",
         f"{place.text} copies {few(names)} onto "
             f"{'itself' if len(names) == 1 else 'themselves'}: nothing is restored",
@@ -138,7 +138,7 @@ def _finding(place: Location, names: tuple[str, ...]) -> Finding:
         observed=f"{len(names)} parameters that were replaced for a forward keep the replaced "
             f"values after {at(place)}",
         cause=f"{keeps}: overwriting the weights overwrote the kept values too",
-        because=f"at {at(place)} source and destination are the same memory",
+        because=f"at {at(place)} source and destination are the same memory{stays}",
         fix=f"keep copies{f' at {at(filled)}' if filled is not None else ''}: p.detach().clone()",
         evidence={"parameters": list(names)},
     )  # fmt: skip

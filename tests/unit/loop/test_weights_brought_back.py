@@ -82,7 +82,20 @@ def perturbed_at_once(model: Any, inputs: Any) -> None:
     torch._foreach_copy_(weights, before)
 
 
-@pytest.mark.parametrize("after", [perturbed, perturbed_at_once])
+@torch.no_grad()
+def perturbed_after_a_move(model: Any, inputs: Any) -> None:
+    """Copies on an accelerator; on the device of the contract it keeps the weights themselves."""
+    saved = {}
+    for name, p in model.named_parameters():
+        saved[name] = p.detach().to("cpu")
+    for p in model.parameters():
+        p.add_(0.01)
+    model(*inputs)
+    for name, p in model.named_parameters():
+        p.copy_(saved[name])
+
+
+@pytest.mark.parametrize("after", [perturbed, perturbed_at_once, perturbed_after_a_move])
 def test_weights_that_are_kept_as_themselves_do_not_come_back(after: Any) -> None:
     (found,) = findings(after, "step-protocol")
     assert (found.code, found.status) == ("state-loaded-itself", "violated")
