@@ -271,6 +271,7 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
 def batch_sizes(subject: Subject) -> Iterator[Finding]:
     """Run the declared sizes, edges first, a batch of one sample, and your step with a sample less.
 
+    The step learns from these samples too: one that changes nothing because it catches an error is told.
     Single samples of sizes all over their ranges run too, in eval mode.
 
     What a batch of another size leaves in the model must not change what the base batch gives after it.

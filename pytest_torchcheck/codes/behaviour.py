@@ -25,6 +25,7 @@ reseeded = Maybe("diagnosis.outputs.behaviour:reseeded", "reseeds", doubtful=Tru
 single_shape = One("diagnosis.outputs.samples:single_shape", "batch-of-one")
 size_crash = One("diagnosis.outputs.samples:size_crash", "crash size-crash")
 step_size_crash = One("diagnosis.outputs.samples:step_size_crash", "crash size-crash")
+step_swallows = One("diagnosis.outputs.samples:step_swallows", "error-swallowed")
 fixed_size = One("diagnosis.outputs.samples:fixed_size", "size-crash")
 size_dependent = One(
     "diagnosis.outputs.samples:size_dependent", "batch-size-dependent", doubtful=True

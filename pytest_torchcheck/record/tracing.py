@@ -148,6 +148,55 @@ def returns(call: Callable[[], Any]) -> list[Return]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swallowed:
+    """An error that was raised below a line of the user's and went no further than a call.
+
+    Attributes:
+        place: The innermost line of the user's that it came from.
+        kind: The name of its class.
+        text: Its message.
+    """
+
+    place: Location
+    kind: str
+    text: str
+
+
+def swallowed(call: Callable[[], Any]) -> list[Swallowed]:
+    """Run a call that returns and list the errors within it that no ``raise`` of the user's made, in order."""
+    found: list[Swallowed] = []
+    seen: list[BaseException] = []
+
+    def local(frame: FrameType, event: str, value: Any) -> Any:
+        if event == "exception" and isinstance(value[1], _ERRORS) and value[1] not in seen:
+            seen.append(value[1])
+            code = frame.f_code
+            if opname[code.co_code[frame.f_lasti]] not in ("RAISE_VARARGS", "RERAISE"):
+                found.append(
+                    Swallowed(
+                        place=line_of(code, frame.f_lineno),
+                        kind=type(value[1]).__name__,
+                        text=str(value[1]).partition("\n")[0],
+                    )
+                )
+        return local
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        return local if event == "call" and sources.rank(frame.f_code.co_filename) == 2 else None
+
+    try:
+        with traced(enter):
+            call()
+        return found
+    finally:
+        for error in seen:
+            error.__traceback__ = None
+
+
+_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+
+
 def expression(code: CodeType, instruction: int) -> tuple[str, ast.expr] | None:
     """Return the file and the expression that an instruction of the user's code belongs to, or None."""
     if sources.rank(code.co_filename) < 2 or instruction < 0:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...codes import behaviour as explain
+from ...objects import trees
+from ...record.tracing import swallowed
 from ...runs.facts import outputs
 from ...runs.training.steps import trajectory
 from ...state import seed_everything
@@ -15,11 +17,12 @@ from ...subject.errors import SubjectError
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Finding
+    from ...record.tracing import Swallowed
     from ...subject import Subject
 
 
 def step_of_fewer(subject: Subject) -> Finding | None:
-    """Return how a declared step fails on the batch without its last sample, or None.
+    """Return how a declared step fails on the batch without its last sample, or learns nothing of it, or None.
 
     Asked where every tensor has one entry per sample. A mismatch that equal sizes hide, such as a
     weight for each sample beside an image as wide as the batch is large, shows at another size.
@@ -33,15 +36,39 @@ def step_of_fewer(subject: Subject) -> Finding | None:
     whole = trajectory(subject)
     if whole.error is not None and not whole.losses:
         raise whole.error  # it fails on all samples: nothing is known of fewer
+    try:
+        if _learns(subject, fewer):
+            return None
+    except SubjectError as error:
+        return explain.step_size_crash(subject, fewer, error)
+    if not _learns(subject, batch):
+        return None  # one call alone does not show it
+    usual = {one.place for one in _swallowed(subject, batch)}
+    errors = [one for one in _swallowed(subject, fewer) if one.place not in usual]
+    return explain.step_swallows(subject, fewer, errors[-1]) if errors else None
+
+
+def _learns(subject: Subject, batch: Batch) -> bool:
+    """Say whether one call of the step writes to a parameter, or leaves a gradient."""
+    with subject.pristine(steps=True) as model:
+        model.train()
+        seed_everything(subject.seed)
+        subject.train_step(model, subject.make_optimizer(model), batch.clone())
+        return any(
+            (p.grad is not None and bool(trees.dense(p.grad).any()))
+            or (then := subject.state.original(p)) is None
+            or not trees.same(p, then)
+            for p in model.parameters()
+            if not p.is_meta
+        )
+
+
+def _swallowed(subject: Subject, batch: Batch) -> list[Swallowed]:
     with subject.pristine(steps=True) as model:
         model.train()
         seed_everything(subject.seed)
         optimizer = subject.make_optimizer(model)
-        try:
-            subject.train_step(model, optimizer, fewer.clone())
-        except SubjectError as error:
-            return explain.step_size_crash(subject, fewer, error)
-    return None
+        return swallowed(lambda: subject.train_step(model, optimizer, batch.clone()))
 
 
 def size_of_all(subject: Subject, batch: Batch, symbol: str | None) -> Finding | None:

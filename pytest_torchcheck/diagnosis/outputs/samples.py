@@ -23,6 +23,7 @@ from . import eval_lines, places
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...explanation import Explanation
+    from ...record.tracing import Swallowed
     from ...runs.outputs import Rows
     from ...subject import Subject
 
@@ -221,6 +222,22 @@ def step_size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Find
         summary=f"the step runs on {size + 1} samples and not on {size}: {known.summary}",
         observed=f"{batch.describe()}; {known.observed}",
         evidence={"sizes": dict(batch.sizes), "batch": batch.describe()},
+    )
+
+
+def step_swallows(subject: Subject, batch: Batch, error: Swallowed) -> Finding:
+    """Explain a training step that catches an error and updates nothing for a batch with one sample less."""
+    size, place = batch.sizes[subject.source.batch_symbol or ""], error.place
+    return violated(
+        "error-swallowed",
+        f"the step trains on {size + 1} samples and learns nothing from {size}: it catches {error.kind}",
+        culprits=(Culprit("call", place.function or "train_step", f"raises {error.kind}", place),),
+        location=place,
+        observed=f"with {batch.describe()} the step returns, but no parameter changes and no gradient is left",
+        cause=f"{error.kind} is raised at {place.file.rpartition('/')[2]}:{place.line} and caught within the step",
+        because=f"no such error comes with {size + 1} samples; with {size} it says: {error.text}",
+        fix="make the step work for every batch that it is given, and catch no error that it does not expect there",
+        evidence={"sizes": dict(batch.sizes), "error": error.text},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -90,3 +91,42 @@ def test_a_table_beside_the_samples_is_not_cut() -> None:
         return loss.detach()
 
     assert judged(step, ((WAVES,), (torch.randn(3, 12), LEVELS))).status == "passed"
+
+
+def halves(*, caught: bool = True, raised: bool = False, skips: bool = False) -> Any:
+    """Contrast the first half of the waves with the second one."""
+
+    def step(model: nn.Module, optimizer: Any, inputs: Any, levels: Tensor) -> Tensor | None:
+        (waves,) = inputs
+        optimizer.zero_grad()
+        if skips and len(waves) % 2:
+            return None
+        try:
+            if raised and len(waves) % 2:
+                raise ValueError("no pairs")
+            made = model(waves)
+            if not caught:
+                made = made[: len(made) // 2 * 2]
+            one, two = made.view(2, -1, 12)
+        except (RuntimeError, ValueError):
+            return None
+        with contextlib.suppress(RuntimeError):  # as it does for every batch
+            waves.view(len(waves), 5)
+        loss = (one - two).square().mean() + levels.mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def test_a_step_that_swallows_the_error_of_a_smaller_batch_learns_nothing_from_it() -> None:
+    found = judged(halves(), ((WAVES,), LEVELS))
+    assert (found.status, found.code) == ("violated", "error-swallowed")
+    assert found.location is not None
+    assert found.location.text == "one, two = made.view(2, -1, 12)"
+
+
+def test_batches_that_a_step_leaves_out_on_purpose() -> None:
+    for step in (halves(caught=False), halves(raised=True), halves(skips=True)):
+        assert judged(step, ((WAVES,), LEVELS)).status == "passed"
