@@ -42,6 +42,7 @@ differing = One("data.explaining.workers:differing")
 duplicated = Each("data.explaining.workers:duplicated", "augmentation-duplicated", seen=True)
 not_picklable = One("data.explaining.workers:not_picklable", "not-picklable", doubtful=True)
 not_random = One("data.explaining.workers:not_random", "augmentation-fixed")
+shards_leave_out = One("data.explaining.order:shards_leave_out", "worker-drops")
 shards_shared = One("data.explaining.workers:shards_shared")
 undelivered = One(
     "data.explaining.workers:undelivered",

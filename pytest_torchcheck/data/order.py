@@ -23,6 +23,7 @@ from .describing import describe_sample
 from .drawing import MOST_INDICES, kept_samplers, sampler_of
 from .plan import Part, indices
 from .simulation import Workers
+from .snapshot import put_back
 
 _DRAWS = frozenset(
     {"randperm", "rand", "randint", "randn", "multinomial", "rand_like", "bernoulli"}
@@ -196,6 +197,9 @@ class Shards:
         shared: How many of the first worker's items the second one delivers too.
         drawn: The same where each worker has its own seed, or None where the stream is not random.
         repeated: How many of the first worker's items are equal to another of its own.
+        whole: How many items one process delivers; 0 where that was not asked.
+        left_out: How many of these no worker delivers.
+        first: The place of the first of them.
     """
 
     workers: int
@@ -203,6 +207,9 @@ class Shards:
     shared: int
     drawn: int | None
     repeated: int
+    whole: int = 0
+    left_out: int = 0
+    first: int = 0
 
 
 def shards(part: Part, *, most: int = 64) -> Shards:
@@ -211,6 +218,8 @@ def shards(part: Part, *, most: int = 64) -> Shards:
     Both draw the same random numbers, so that an augmentation cannot hide that the samples are the same.
     Where the stream is random, they are compared with their own seeds too: a stream that draws its
     samples delivers other ones in every worker.
+
+    Where both streams end and are not random, one process delivers the samples of all workers together.
     """
     workers = Workers(part)
 
@@ -226,13 +235,36 @@ def shards(part: Part, *, most: int = 64) -> Shards:
     first, second = stream(0, 0), stream(1, 0)
     random = first != stream(0, 1)
     known = {digest for digest in first if digest is not None}
+    ends = max(len(first), len(second)) < most and not random and part.plan.num_workers > 1
+    rest = (stream(worker, 0) for worker in range(2, workers.count)) if ends else ()
+    whole, lost = _left_out(part, [first, second, *rest], most) if ends else (0, [])
     return Shards(
         workers=workers.count,
         items=min(len(first), len(second)),
         shared=_shared(first, second),
         drawn=_shared(stream(0, None), stream(1, None)) if random else None,
         repeated=len(first) - len(known),
+        whole=whole,
+        left_out=len(lost),
+        first=lost[0] if lost else 0,
     )
+
+
+def _left_out(part: Part, streams: list[list[str | None]], most: int) -> tuple[int, list[int]]:
+    """Return how many items one process delivers, and the places of those that no worker does.
+
+    None where workers deliver something else than one process, such as batches that they make themselves.
+    """
+    with isolated(), put_back(part.dataset, ()):
+        seed_process(0)
+        whole = [
+            describe_sample(i, item).digest
+            for i, item in enumerate(islice(iter(part.dataset), most * len(streams)))
+        ]
+    known = {digest for stream in streams for digest in stream}
+    if None in known or not known <= set(whole):
+        return len(whole), []
+    return len(whole), [place for place, digest in enumerate(whole) if digest not in known]
 
 
 def _shared(first: list[str | None], second: list[str | None]) -> int:

@@ -110,7 +110,10 @@ def _undelivered(subject: Subject, part: Part, made: delivery.Delivery) -> Findi
 
 
 def worker_sharding(subject: Subject) -> Iterator[Finding]:
-    """Simulate two workers of a stream and compare what they deliver."""
+    """Simulate two workers of a stream and compare what they deliver.
+
+    Of a stream that ends, all workers together deliver what one process does.
+    """
     for part in data_parts(subject):
         if part.is_map_style:
             yield not_applicable(
@@ -134,6 +137,8 @@ def worker_sharding(subject: Subject) -> Iterator[Finding]:
                     f"{part.prefix}samples of {part.name} are random: whether workers deliver "
                     "the same samples cannot be determined"
                 )
+            elif found.left_out:
+                yield explain.shards_leave_out(part, found)
             else:
                 yield passed(
                     f"{part.prefix}two workers share {found.shared} of their first {found.items} samples"

@@ -8,7 +8,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.findings import Culprit, Finding
 
 from ...verdicts import suspicious, violated
-from ..wording import dataset_culprit, line_ref
+from ..wording import dataset_culprit, line_ref, own_line
 from .declared_lines import making_line
 from .making_lines import loader_told, sampler_made
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_torchcheck.findings import Location
 
     from .. import validity
-    from ..order import Epoch, Order, Reach
+    from ..order import Epoch, Order, Reach, Shards
     from ..plan import Part
     from ..relations.near_samples import Near
     from ..splits import Overlap
@@ -264,3 +264,20 @@ def last_batch_fails(
         fix="drop_last=True for training, or a batch_size that leaves no single sample"
         + (f", at {line_ref(place)}" if place else ""),
     )
+
+
+def shards_leave_out(part: Part, found: Shards) -> Finding:
+    """A stream whose workers together deliver less than one process does."""
+    divided = sources.search(type(part.own), r"//\s*[\w.]*workers?\b")
+    place = divided or own_line(part, r"def __iter__")
+    return violated(
+        "worker-drops",
+        f"{part.prefix}the {found.workers} workers of {part.name} leave out {found.left_out} of its {found.whole} samples",
+        culprits=(dataset_culprit(part, part.name, f"sample {found.first} is in no worker's share", place),),
+        location=place,
+        observed=f"one process delivers {found.whole} samples; {found.left_out} of them, the first at place "
+        f"{found.first}, are not among those of {found.workers} workers",
+        cause="the shares of the workers do not add up to the whole stream",
+        because="one process and each worker were simulated with one seed, and read to their ends",
+        fix="start at get_worker_info().id and step by num_workers in __iter__, so that no remainder is lost",
+    )  # fmt: skip
