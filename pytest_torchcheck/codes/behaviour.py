@@ -31,7 +31,7 @@ size_dependent = One(
     "diagnosis.outputs.samples:size_dependent", "batch-size-dependent", doubtful=True
 )
 train_overridden = One("diagnosis.outputs.behaviour:train_overridden", "train-overridden")
-stuck_mode = One("diagnosis.outputs.behaviour:stuck_mode", "mode-stuck")
+stuck_mode = One("diagnosis.outputs.switches:stuck_mode", "mode-stuck")
 unseeded = One(
     "diagnosis.outputs.behaviour:unseeded", "numpy-random python-random seed-ignored", doubtful=True
 )

@@ -14,7 +14,7 @@ crossed_axes = One("diagnosis.loss.wrong_input:crossed_axes", "distribution-axes
 dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
 idle_term = One("diagnosis.loss.consumed:idle_term", "term-idle")
 partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
-disconnected = One("diagnosis.loss.consumed:disconnected", "loss-disconnected")
+disconnected = One("diagnosis.loss.graph:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")
 hot_start = One("diagnosis.loss.at_start:hot_start")
 hidden_nan = One("diagnosis.loss.hidden_nan:hidden_nan", "nan-hidden", doubtful=True)
@@ -25,7 +25,7 @@ no_class_probabilities = One(
     "diagnosis.loss.wrong_input:no_class_probabilities", "targets-no-distribution", doubtful=True
 )
 not_scalar = One("diagnosis.loss.consumed:not_scalar", "loss-not-scalar")
-recreated = One("diagnosis.loss.consumed:recreated", "loss-recreated")
+recreated = One("diagnosis.loss.graph:recreated", "loss-recreated")
 stretched = One("diagnosis.loss.consumed:stretched", "loss-stretched", doubtful=True)
 unstable_log = One("diagnosis.loss.wrong_input:unstable_log", "log-of-probabilities", doubtful=True)
 wrong_input = One(

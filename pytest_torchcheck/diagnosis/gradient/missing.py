@@ -166,10 +166,15 @@ def _beside_parameters(
 def _used_instead(cause: str, instead: Sibling, culprits: list[Culprit]) -> tuple[str, str]:
     """Say which module is called where this one is not."""
     cause += f"; {instead.fact}"
-    fix = f"use {instead.idle} instead of {instead.name} on line {instead.line.line}, or delete it"
+    index = "".join(f" ({name} is set on line {at.line})" for name, at in instead.chosen[:1])
+    fix = f"use {instead.idle} instead of {instead.name} on line {instead.line.line}{index}, or delete it"
     culprits.append(
         Culprit("call", instead.name, f"used where {instead.idle} is not", instead.line)
     )
+    culprits += [
+        Culprit("call", name, f"the index that takes {instead.name}", at)
+        for name, at in instead.chosen
+    ]
     return cause, fix
 
 

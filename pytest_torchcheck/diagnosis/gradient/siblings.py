@@ -13,6 +13,7 @@ from ... import sources
 from ...probes.holding.holders import lines_run
 from ...record.hooks import hooked
 from ...runs.again import forward_and_loss
+from ..lines.conditions import choosing_entries
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +32,8 @@ class Sibling:
         calls: How often the sibling runs in one forward of its owner.
         line: The call that stands where one would expect the idle module's.
         fact: What was counted, as a clause.
+        chosen: The variables by which the line takes the sibling from a list, with the lines that
+            assigned them.
     """
 
     idle: str
@@ -38,6 +41,7 @@ class Sibling:
     calls: int
     line: Location
     fact: str
+    chosen: tuple[tuple[str, Location], ...] = ()
 
 
 def called_instead(subject: Subject, parameter: str) -> Sibling | None:
@@ -77,13 +81,25 @@ def called_instead(subject: Subject, parameter: str) -> Sibling | None:
     order = list(children)
     later = order.index(own) > order.index(name)
     count = len(calls[_join(idle, name)]) // ran
+    line = lines[-1 if later else 0]
     return Sibling(
         idle=idle,
         name=_join(idle, name),
         calls=count,
-        line=lines[-1 if later else 0],
+        line=line,
+        chosen=_chosen(subject, line),
         fact=f"{_join(idle, name)} is called {count} times in one forward, {idle} never",
     )
+
+
+def _chosen(subject: Subject, line: Location) -> tuple[tuple[str, Location], ...]:
+    """Return what gives the index by which a line takes a module from a list: the assignments that ran."""
+    found = choosing_entries(line)
+    if not found:
+        return ()
+    with subject.pristine(), lines_run() as ran:
+        forward_and_loss(subject)()
+    return tuple((name, at) for name, at in found if (at.file, at.line) in ran)
 
 
 def read_instead(subject: Subject, parameter: str) -> Sibling | None:

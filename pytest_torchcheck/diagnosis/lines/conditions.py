@@ -94,20 +94,82 @@ def _assignments(scope: ast.AST, name: str, before: int) -> Iterator[int]:
 
 
 def choosing_dimensions(place: Location | None) -> list[tuple[str, Location]]:
-    """Return the variables that the calls on a line take as ``dim`` or ``axis``, with the lines that assign them."""
+    """Return the variables that the calls on a line take as dimensions, with the lines that assign them."""
     tree = sources.tree_of(place.file) if place is not None else None
     if tree is None or place is None:
         return []
     scope = _around(tree, place.line)
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and sources.holds(n, place.line)]
     given = [
-        keyword.value.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and sources.holds(node, place.line)
-        for keyword in node.keywords
-        if keyword.arg in ("dim", "dims", "axis") and isinstance(keyword.value, ast.Name)
+        given.id for call in calls for given in _dimensions(call) if isinstance(given, ast.Name)
     ]
     return [
         (name, sources.of_line(place.file, line))
         for name in dict.fromkeys(given)
         for line in (_assignments(scope, name, place.line) if scope is not None else ())
+    ][:_MOST]
+
+
+_OVER_DIMENSIONS = frozenset(
+    [
+        "mean",
+        "sum",
+        "var",
+        "std",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "prod",
+        "norm",
+        "logsumexp",
+        "softmax",
+        "log_softmax",
+        "cumsum",
+        "cumprod",
+        "argmax",
+        "argmin",
+        "sort",
+        "argsort",
+        "topk",
+        "median",
+        "flip",
+        "roll",
+        "transpose",
+        "movedim",
+        "flatten",
+        "cat",
+        "stack",
+        "split",
+        "chunk",
+    ]
+)
+_LIBRARIES = frozenset({"torch", "F", "functional", "linalg"})
+
+
+def _dimensions(call: ast.Call) -> Iterator[ast.expr]:
+    """Yield what a call is given for dimensions: by keyword, or by place where the function takes little else."""
+    yield from (k.value for k in call.keywords if k.arg in ("dim", "dims", "axis"))
+    if sources.called(call) in _OVER_DIMENSIONS:
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        of_library = getattr(owner, "id", getattr(owner, "attr", "")) in _LIBRARIES
+        yield from call.args[1 if of_library or owner is None else 0 :]
+
+
+def choosing_entries(place: Location) -> list[tuple[str, Location]]:
+    """Return the variables by which a line indexes, with the lines of its function that assign them."""
+    tree = sources.tree_of(place.file)
+    scope = _around(tree, place.line) if tree is not None else None
+    if tree is None or scope is None:
+        return []
+    names = [
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and sources.holds(node, place.line)
+        for name in _names(node.slice)
+    ]
+    return [
+        (name, sources.of_line(place.file, line))
+        for name in dict.fromkeys(names)
+        for line in _assignments(scope, name, place.line)
     ][:_MOST]

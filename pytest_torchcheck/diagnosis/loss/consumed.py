@@ -18,7 +18,6 @@ from ...record.tracing import find_line
 from ...state import seed_everything
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
-from ..gradient.cuts import CAUSES, fix_of, last_stop
 from ..lines.passed_on import forward_returned, loss_returned
 
 if TYPE_CHECKING:
@@ -92,47 +91,6 @@ def not_scalar(subject: Subject, shape: tuple[int, ...]) -> Finding:
         cause="the loss is not reduced over the batch",
         because="backward() without a gradient is defined for scalars only",
         fix="reduce it: loss.mean(), or reduction='mean'",
-    )
-
-
-def recreated(subject: Subject) -> Finding:
-    """Explain a loss that is a new leaf."""
-    return violated(
-        "loss-recreated",
-        "the loss is a new tensor without the model's graph",
-        culprits=[culprit(subject, "a leaf")],
-        observed="loss.is_leaf is True and it requires a gradient",
-        cause="the loss is rebuilt from its value, which cuts the graph",
-        because="its grad_fn is None: torch.tensor(...) and requires_grad_() cut the graph "
-        "without an error",
-        fix="return the computed tensor itself",
-    )
-
-
-def disconnected(subject: Subject) -> Finding:
-    """Explain a loss that requires no gradient by the last operation that loses one on the way to it."""
-    cut = last_stop(subject)
-    place = None if cut is None else cut.region or cut.location
-    culprits = [culprit(subject, "requires_grad=False")]
-    if cut is not None and cut.op is not None:
-        culprits.insert(
-            0,
-            Culprit("call", cut.op.name, "cuts the graph", cut.location),
-        )
-    return violated(
-        "loss-disconnected",
-        "the loss does not depend on the model's parameters",
-        culprits=culprits,
-        location=place or loss_line(subject),
-        observed="loss.requires_grad is False, though parameters require gradients",
-        cause="the graph is cut between the parameters and the loss"
-        if cut is None
-        else CAUSES[cut.kind],
-        because="the loss has no grad_fn" if cut is None else cut.fact,
-        fix="drop .detach(), .item(), argmax or no_grad between output and loss"
-        if cut is None
-        else fix_of(cut.kind, cut.location).format(names="..."),
-        evidence={} if cut is None else {"kind": cut.kind},
     )
 
 

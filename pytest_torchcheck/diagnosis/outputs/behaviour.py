@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.randomness import generators
-from ...record.tracing import find_line, line_of
 from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
@@ -22,10 +20,7 @@ from . import eval_lines, places
 from .samples import forward_line
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from ...batches import Batch
-    from ...findings import Location
     from ...probes.shared_noise import SharedNoise
     from ...subject import Subject
     from ..crashes.place import Place
@@ -92,34 +87,6 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
     )
 
 
-def stuck_mode(subject: Subject, names: list[str]) -> Finding:
-    """Explain modules that eval() does not reach although they depend on the mode."""
-    owner = _overrider(subject, names[0])
-    place, sibling = sources.of_parameter(subject.model, names[0]), ""
-    if owner is not None:
-        place, sibling = _mode_setter(subject, owner, names[0])
-    return violated(
-        "mode-stuck",
-        f"eval() leaves {names_text(names)} in training mode",
-        culprits=[
-            Culprit("module", n or "the model itself", "training=True after eval()", place)
-            for n in names
-        ],
-        location=place,
-        observed=f"{counted(len(names), 'module')} with dropout or running statistics "
-        f"{have(names, 'keeps')} training=True",
-        cause="an overridden train() skips them",
-        because="module.training is True after model.eval()"
-        + (
-            f"; line {place.line} reaches {sibling}, and not {names[0]}"
-            if sibling and place
-            else ""
-        ),
-        fix="call super().train(mode) in train() and return self"
-        + ("; what stays frozen gets eval() after that" if sibling else ""),
-    )
-
-
 def train_overridden(subject: Subject, names: tuple[str, ...]) -> Finding:
     """Explain a class that uses the name ``train`` for something else, so that ``eval()`` does not work."""
     cls = type(subject.model.get_submodule(names[0]))
@@ -135,50 +102,6 @@ def train_overridden(subject: Subject, names: tuple[str, ...]) -> Finding:
         "mode themselves",
         fix="rename the method, for instance to fit",
     )
-
-
-def _overrider(subject: Subject, name: str) -> torch.nn.Module | None:
-    parts = name.split(".") if name else []
-    for depth in range(len(parts), -1, -1):
-        owner = subject.model.get_submodule(".".join(parts[:depth]))
-        if type(owner).train is not torch.nn.Module.train:
-            return owner
-    return None
-
-
-def _mode_setter(
-    subject: Subject, owner: torch.nn.Module, name: str
-) -> tuple[Location | None, str]:
-    """Return the line of a train() that reaches a sibling of a module, and its name; else the one that sets a mode."""
-    code = getattr(type(owner).train, "__code__", None)
-    lines: list[Location] = []
-    reached: list[tuple[Location, str]] = []
-    modules = dict(subject.model.named_modules())
-    parts = name.split(".")
-    beside = [
-        f"{parent}.{child}"
-        for depth in range(1, len(parts))
-        if (parent := ".".join(parts[:depth])) in modules
-        for child, _ in modules[parent].named_children()
-    ]
-
-    def watcher(frame: FrameType, event: str, line: int) -> bool:
-        if event != "call" and frame.f_code is code:
-            place = line_of(frame.f_code, line)
-            lines.append(place)
-            reached.extend((place, n) for n in beside if not modules[n].training)
-        return False
-
-    with subject.pristine() as model:
-        model.train()
-        find_line(owner.eval, watcher)
-    if reached:
-        place, sibling = reached[0]
-        around = sources.around(place.file, place.line, ast.stmt)
-        choosing = [n.lineno for n in around if isinstance(n, ast.For | ast.If)] or [place.line]
-        return sources.of_line(place.file, choosing[-1], place.function), sibling
-    setting = [place for place in lines if re.search(r"training|\b(train|eval)\(", place.text)]
-    return next(iter(setting or lines), sources.of_object(type(owner).train)), ""
 
 
 _NAMES_A_DRAW = re.compile(r"rand|\bnp\b|numpy|shuffle|choice|uniform|normal|gauss|sample")

@@ -11,7 +11,10 @@ from ... import sources
 from ...explanation import counted
 from ...findings import Culprit, Finding, Location
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
-from ...probes.gradient.recompute_divergence import find_recompute_divergence
+from ...probes.gradient.recompute_divergence import (
+    find_recompute_divergence,
+    watch_checkpointing,
+)
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
@@ -143,25 +146,34 @@ def recomputed(
 
     with subject.pristine() as model:
         found = find_recompute_divergence(run, model)
+    region = None if found is None else found.region
+    with subject.pristine() as model, watch_checkpointing(preserve=True):
+        drawn = region is not None and find_recompute_divergence(run, model) is None
     worst = max(gradients, key=lambda name: gradients[name], default="")
     names = [name.removeprefix("gradient ") for name in (*gradients, *missing)]
     place = (found.location if found is not None else None) or _region_line(subject)
+    because = "the same step without checkpointing gives different values"
+    fix = "keep preserve_rng_state=True, use_reentrant=False, and no side effects inside the checkpointed function"
+    if found is not None:
+        because = found.fact
+    if drawn and region is not None:
+        because += f"; with preserve_rng_state=True in line {region.line} it gives the same values"
+        fix = f"keep preserve_rng_state=True in line {region.line}"
     return violated(
         "checkpoint-differs",
         f"activation checkpointing changes the gradient of {names_text(names)}",
         culprits=[
             *([Culprit("call", found.op.name, "recomputed differently", place)] if found else []),
+            *([Culprit("call", "checkpoint", "recomputes it", region)] if region else []),
             *(Culprit("parameter", name, "gradient differs") for name in names[:8]),
         ],
-        location=place,
+        location=region if drawn else place,
         observed=f"{counted(regions, 'checkpointed region')}; "
         f"{counted(len(gradients), 'value differs', 'values differ')} by up to "
         f"{gradients.get(worst, 0.0):.3g} (relative), {len(missing)} are missing",
         cause="the recomputation in the backward does not repeat the forward",
-        because=found.fact
-        if found is not None
-        else "the same step without checkpointing gives different values",
-        fix="keep preserve_rng_state=True, use_reentrant=False, and no side effects inside the checkpointed function",
+        because=because,
+        fix=fix,
         evidence={"gaps": dict(gradients), "missing": list(missing)},
     )
 

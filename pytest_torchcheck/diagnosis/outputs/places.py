@@ -9,7 +9,9 @@ import torch
 
 from ... import sources
 from ...batches.rows import choose_rows
+from ...explanation import on_line
 from ...findings import Culprit
+from ...probes.holding.holders import lines_run
 from ...probes.recorded.divergence import (
     Divergence,
     first_divergence,
@@ -212,6 +214,7 @@ def finding_at(
         fix: The edit, where the place has none.
         fields: Others of the finding.
     """
+    place = _with_what_ran(subject, place)
     line = place.location if place else sources.of_object(type(subject.model).forward)
     where = f" ({place.ran})" if place is not None and place.op else ""
     return made(
@@ -220,12 +223,35 @@ def finding_at(
         culprits=place.culprits() if place else [replace(instead, location=line)],
         location=line,
         cause=(place.cause if place else "") or cause + where,
-        because=(place.fact if place else "") or because,
+        because=((place.fact if place else "") or because) + _setting(place),
         fix=(place.fix if place else "") or fix,
         **fields,
     )
 
 
+def _setting(place: Place | None) -> str:
+    """Say on which line the dimensions of an operation are set, where it is another one."""
+    chosen = [one for one in (place.settings if place else ()) if one.detail == _CHOSEN]
+    return "".join(f"; {one.name} is set{on_line(one.location)}" for one in chosen[:1])
+
+
+def _with_what_ran(subject: Subject, place: Place | None) -> Place | None:
+    """Return a place without the lines of branches not taken, among those that choose its dimensions."""
+    if place is None or sum(one.detail == _CHOSEN for one in place.settings) < 2:
+        return place
+    with subject.pristine(), torch.no_grad(), lines_run() as ran:
+        eval_run(subject, subject.batch())()
+    kept = [
+        one
+        for one in place.settings
+        if one.detail != _CHOSEN
+        or one.location is None
+        or (one.location.file, one.location.line) in ran
+    ]
+    return replace(place, settings=tuple(kept))
+
+
+_CHOSEN = "the dimensions are chosen here"
 _ROUNDED_NARROW = 1e-5
 """The same where the forward computes in float32 in between."""
 _ROUNDED = 1e-11
@@ -256,7 +282,7 @@ def place_of(found: Any, model: torch.nn.Module | None = None) -> Place | None:
         module_class=op.module_class if op is not None and op.module == name else "",
         fact=getattr(found, "fact", ""),
         settings=tuple(
-            Culprit("call", name, "the dimensions are chosen here", at)
+            Culprit("call", name, _CHOSEN, at)
             for name, at in choosing_dimensions(getattr(found, "location", None))
         ),
     )

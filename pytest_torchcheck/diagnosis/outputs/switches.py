@@ -1,17 +1,25 @@
-"""Forwards that depend on whether a graph is recorded, and forwards that set their own mode."""
+"""Forwards that depend on whether a graph is recorded, forwards that set their own mode, and modes that do not arrive."""
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from ... import sources
-from ...explanation import on_line
+from ...explanation import counted, on_line
 from ...findings import Culprit
-from ...text.wording import names_text
+from ...record.tracing import find_line, line_of
+from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
+from ..lines.conditions import deciding
 
 if TYPE_CHECKING:
-    from ...findings import Finding
+    from types import FrameType
+
+    from ...findings import Finding, Location
     from ...subject import Subject
 
 _LARGE = 0.01
@@ -89,3 +97,87 @@ def flips_mode(subject: Subject, flipped: tuple[str, ...], *, train: bool) -> Fi
         because="module.training differs before and after one forward",
         fix="leave the mode to whoever calls the model; freeze a part in an overridden train()",
     )
+
+
+def stuck_mode(subject: Subject, names: list[str]) -> Finding:
+    """Explain modules that eval() does not reach although they depend on the mode."""
+    owner = _overrider(subject, names[0])
+    place, sibling = sources.of_parameter(subject.model, names[0]), ""
+    listing: list[Location] = []
+    if owner is not None:
+        place, sibling, listing = _mode_setter(subject, owner, names[0])
+    return violated(
+        "mode-stuck",
+        f"eval() leaves {names_text(names)} in training mode",
+        culprits=[
+            Culprit("module", n or "the model itself", "training=True after eval()", place)
+            for n in names
+        ]
+        + [Culprit("call", "train", "decides which modules it reaches", at) for at in listing],
+        location=place,
+        observed=f"{counted(len(names), 'module')} with dropout or running statistics "
+        f"{have(names, 'keeps')} training=True",
+        cause="an overridden train() skips them",
+        because="module.training is True after model.eval()"
+        + (
+            f"; line {place.line} reaches {sibling}, and not {names[0]}{_as_listed(listing)}"
+            if sibling and place
+            else ""
+        ),
+        fix="call super().train(mode) in train() and return self"
+        + ("; what stays frozen gets eval() after that" if sibling else ""),
+    )
+
+
+def _as_listed(listing: list[Location]) -> str:
+    return f" (line {listing[0].line} decides which)" if listing else ""
+
+
+def _overrider(subject: Subject, name: str) -> nn.Module | None:
+    parts = name.split(".") if name else []
+    for depth in range(len(parts), -1, -1):
+        owner = subject.model.get_submodule(".".join(parts[:depth]))
+        if type(owner).train is not nn.Module.train:
+            return owner
+    return None
+
+
+def _mode_setter(
+    subject: Subject, owner: nn.Module, name: str
+) -> tuple[Location | None, str, list[Location]]:
+    """Return the line of a train() that reaches a sibling of a module, its name, and what decided so.
+
+    Else the line that sets a mode, with an empty name.
+    """
+    code = getattr(type(owner).train, "__code__", None)
+    lines: list[Location] = []
+    reached: list[tuple[Location, str]] = []
+    modules = dict(subject.model.named_modules())
+    parts = name.split(".")
+    beside = [
+        f"{parent}.{child}" if parent else child
+        for depth in range(len(parts))
+        if (parent := ".".join(parts[:depth])) in modules
+        for child, _ in modules[parent].named_children()
+    ]
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event != "call" and frame.f_code is code:
+            place = line_of(frame.f_code, line)
+            lines.append(place)
+            reached.extend((place, n) for n in beside if n in on and not modules[n].training)
+        return False
+
+    with subject.pristine() as model:
+        model.train()
+        on = {n for n in beside if modules[n].training}
+        find_line(owner.eval, watcher)
+    if reached:
+        place, sibling = reached[0]
+        around = sources.around(place.file, place.line, ast.stmt)
+        choosing = [n.lineno for n in around if isinstance(n, ast.For | ast.If)] or [place.line]
+        chosen = sources.of_line(place.file, choosing[-1], place.function)
+        ran = {each.line for each in lines}
+        return chosen, sibling, [at for at in deciding(chosen) if at.line in ran]
+    setting = [place for place in lines if re.search(r"training|\b(train|eval)\(", place.text)]
+    return next(iter(setting or lines), sources.of_object(type(owner).train)), "", []

@@ -12,6 +12,7 @@ import torch.utils.checkpoint as home
 from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from ... import sources
 from ..recorded.divergence import Divergence
 from ..recorded.operations import fingerprint
 from ..recorded.steps import gradients_kept
@@ -19,6 +20,8 @@ from ..recorded.watch import Op, Watch, describe, name_of, readable, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from ...findings import Location
 
 
 @dataclass(slots=True)
@@ -29,7 +32,9 @@ class Checkpointing:
 
 
 @contextlib.contextmanager
-def watch_checkpointing(*, disable: bool = False) -> Iterator[Checkpointing]:
+def watch_checkpointing(
+    *, disable: bool = False, preserve: bool = False
+) -> Iterator[Checkpointing]:
     """Count the regions that run under ``torch.utils.checkpoint``; run them plainly if ``disable``.
 
     Both variants are seen, however the function was imported: what they call is looked up in torch's
@@ -37,21 +42,24 @@ def watch_checkpointing(*, disable: bool = False) -> Iterator[Checkpointing]:
 
     Args:
         disable: Keep the activations instead of recomputing them.
+        preserve: Restore the random state in each recomputation, whatever the call says of it.
     """
     seen = Checkpointing()
     generator: Any = home._checkpoint_without_reentrant_generator
     apply: Any = home.CheckpointFunction.apply
 
-    def non_reentrant(*args: Any, **kwargs: Any) -> Generator[None, None, None]:
+    def non_reentrant(
+        function: Any, kept: Any, *args: Any, **kwargs: Any
+    ) -> Generator[None, None, None]:
         seen.regions += 1
         if disable:
             yield
         else:
-            yield from generator(*args, **kwargs)
+            yield from generator(function, kept or preserve, *args, **kwargs)
 
-    def reentrant(function: Any, preserve: Any, *args: Any) -> Any:
+    def reentrant(function: Any, kept: Any, *args: Any) -> Any:
         seen.regions += 1
-        return function(*args) if disable else apply(function, preserve, *args)
+        return function(*args) if disable else apply(function, kept or preserve, *args)
 
     with (
         mock.patch.object(home, "_checkpoint_without_reentrant_generator", non_reentrant),
@@ -66,6 +74,7 @@ class _Recomputation(Watch):
     def __init__(self, module: nn.Module | None) -> None:
         super().__init__(module)
         self._forward: dict[tuple[object, ...], list[tuple[Op, list[int], Tensor]]] = {}
+        self._regions: dict[tuple[object, ...], Location | None] = {}
         self.found: Divergence | None = None
         self.backward_ran = False
 
@@ -90,6 +99,7 @@ class _Recomputation(Watch):
         key = (op.name, op.module, place and (place.file, place.line))
         prints = [fingerprint(t) for t in made]
         if not op.backward:
+            self._regions.setdefault(key, self._region())
             self._forward.setdefault(key, []).append((op, prints, made[0].detach().clone()))
             return
         candidates = self._forward.get(key, [])
@@ -112,7 +122,13 @@ class _Recomputation(Watch):
             module=op.module,
             fact=fact,
             share=share,
+            region=self._regions.get(key),
         )
+
+    def _region(self) -> Location | None:
+        """Return the user's line that entered the checkpointed region which runs now."""
+        within = [f for f in self.frames() if f.f_code.co_filename == home.__file__]
+        return sources.of_frame(within[-1].f_back) if within else None
 
 
 def find_recompute_divergence(

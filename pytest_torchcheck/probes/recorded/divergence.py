@@ -51,6 +51,7 @@ class Divergence:
         share: Share of the elements that differ, 0 to 1.
         operands: What made the values that it read, in order: where they come from.
         reread: The view before it that took the samples out of their dimension.
+        region: The line that entered the checkpointed region which runs it.
     """
 
     kind: DivergenceKind
@@ -62,6 +63,7 @@ class Divergence:
     share: float = 0.0
     operands: tuple[Op, ...] = ()
     reread: Reread | None = None
+    region: Location | None = None
 
 
 def _divergence(
