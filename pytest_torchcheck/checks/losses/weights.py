@@ -43,7 +43,8 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the outputs do not have one entry for each sample")
         return
     base, again = loss.slopes(), loss.slopes()
-    if base is None or again is None or not base.finite or base.value != again.value:
+    repeats = base is not None and again is not None and base.value == again.value
+    if base is None or not repeats or not base.finite or not base.by_output:
         yield inconclusive("the loss has no finite gradient that repeats with the same seed")
         return
     few, count = loss.cut(torch.arange(min(size, _SAMPLES)), axis), min(size, _SAMPLES)

@@ -134,7 +134,7 @@ def counted(
     ignore: int,
     share: float,
     largest: float,
-    merged: Sequence[Op],
+    merged: Sequence[tuple[Op, Op | None]],
     *,
     apart: bool,
 ) -> Finding:
@@ -146,10 +146,11 @@ def counted(
         ignore: The index.
         share: Of the ignored positions that get one.
         largest: Largest magnitude of it.
-        merged: The operations that merge ignored positions with the others, the last one first.
+        merged: The operations that merge ignored positions with the others, the last one first, each
+            with what made the values that it merges.
         apart: Whether the term that pulls there is another than the one that reads the labels.
     """
-    op = next((op for op in merged if op.location is not None), None)
+    op, made = next(((a, b) for a, b in merged if a.location is not None), (None, None))
     line = declared_loss_line(subject) if op is None else op.location
     culprits = [Culprit("loss", "loss", f"ignore_index={ignore} has no effect", line)]
     because = "the loss's gradient at an ignored position must be exactly zero"
@@ -157,6 +158,11 @@ def counted(
         name = op.name.rpartition(".")[2]
         culprits.append(Culprit("call", name, "counts the ignored positions", line))
         because += f"; {name}{on_line(line)} passes one on to them"
+        if made is not None and made.location not in (None, line):
+            word = made.name.rpartition(".")[2]
+            detail = "makes the values that are counted"
+            culprits.append(Culprit("call", word, detail, made.location))
+            because += f", in the values that {word} makes{on_line(made.location)}"
     observed = (
         f"{share:.0%} of the ignored positions of {path} receive a gradient, up to {largest:.3g}"
     )

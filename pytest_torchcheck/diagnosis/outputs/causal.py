@@ -159,25 +159,31 @@ def _mixing(subject: Subject, batch: Batch, changed: Mapping[int, Batch]) -> Pla
     place = place_of(found, subject.model)
     if place is None:
         return None
-    return _from_first_key(base, place) or replace(
-        place, fact=f"positions 0 and 1 come together in {place.op}, later ones do not"
+    assert found is not None
+    place = replace(
+        place,
+        settings=place.settings or masks_of(base, found.op, subject.model),
+        fact=f"positions 0 and 1 come together in {place.op}, later ones do not",
     )
+    return _from_first_key(base, place) or place
 
 
 def _from_first_key(trace: Trace, place: Place) -> Place | None:
-    """Return the place with its cause where attention without a mask has more keys than queries.
+    """Return the place with its cause where attention has more keys than queries, and counts both from the first.
 
-    ``is_causal`` lets query i see the keys 0 to i, counted from the first key. Queries that continue
+    So does a mask that is a lower triangle from its first corner, and ``is_causal``, which lets query i see the keys 0 to i, counted from the first key. Queries that continue
     a cache are the last positions, not the first.
     """
     for step in trace.steps:
         if step.op.location != place.location or "scaled_dot_product" not in step.op.name:
             continue
         shapes = [trace.values[operand].shape for operand in step.operands]
-        if len(shapes) != 3 or min(map(len, shapes)) < 2:
+        if len(shapes) not in (3, 4) or min(map(len, shapes)) < 2:
             continue
         queries, keys = shapes[0][-2], shapes[1][-2]
-        if 1 < queries < keys:
+        if len(shapes) == 4 and 1 < queries < keys and _from_corner(trace, step.operands[3]):
+            return _mask_from_corner(place, step.op.name, queries, keys)
+        if len(shapes) == 3 and 1 < queries < keys:
             return replace(
                 place,
                 cause="is_causal=True counts queries and keys from the first key, but these queries "
@@ -188,3 +194,27 @@ def _from_first_key(trace: Trace, place: Place) -> Place | None:
                 "instead of is_causal=True",
             )
     return None
+
+
+def _from_corner(trace: Trace, operand: int) -> bool:
+    """Say whether a mask of truth values is a lower triangle counted from its first query and key."""
+    values = trace.values[operand].values
+    if values is None or values.dtype != torch.bool or values.dim() < 2:
+        return False
+    return torch.equal(values, torch.ones_like(values).tril())
+
+
+def _mask_from_corner(place: Place, name: str, queries: int, keys: int) -> Place:
+    """Return the line that makes a mask which counts queries and keys from the first."""
+    made = next((one for one in place.settings if one.location is not None), None)
+    reading = Culprit("call", name, "reads it", place.location)
+    return replace(
+        place,
+        location=place.location if made is None else made.location,
+        settings=(*place.settings, *(() if made is None else (reading,))),
+        cause="the mask counts queries and keys from the first key, but these queries continue the "
+        "keys of a cache",
+        fact=f"{name} is given {queries} queries, {keys} keys and a lower triangle as its mask: query 0 "
+        f"sees key 0 only, although it is position {keys - queries}",
+        fix="shift the triangle to the last keys: .tril(keys - queries)",
+    )

@@ -26,23 +26,23 @@ class Merging(Watch):
 
     Attributes:
         counted: The operations whose operand got a gradient at marked positions, in the order in which the
-            backward pass met them: the last of the forward first.
+            backward pass met them: the last of the forward first. With each, what made its operand.
     """
 
     def __init__(self, marks: Tensor) -> None:
         super().__init__()
-        self.counted: list[Op] = []
+        self.counted: list[tuple[Op, Op | None]] = []
+        self._made: dict[int, tuple[Tensor, Op]] = {}
         self._shapes = {marks.shape: marks, (marks.numel(),): marks.flatten()}
 
     def after(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
     ) -> None:
         """Listen to the operands of a call that takes the positions together."""
-        if (
-            not isinstance(result, Tensor)
-            or not result.requires_grad
-            or self._of(result) is not None
-        ):
+        if not isinstance(result, Tensor) or not result.requires_grad:
+            return
+        if self._of(result) is not None:
+            self._made[id(result)] = (result, self.op(name_of(func)))
             return
         for tensor in args:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -56,9 +56,11 @@ class Merging(Watch):
         return next(found, None)
 
     def _listen(self, tensor: Tensor, marks: Tensor, op: Op) -> None:
+        _, made = self._made.get(id(tensor), (None, None))
+
         def arrived(gradient: Tensor) -> None:
             if bool(gradient[marks].any()):
-                self.counted.append(op)
+                self.counted.append((op, made))
 
         tensor.register_hook(arrived)
 
