@@ -10,7 +10,7 @@ from ... import sources
 from ..loss.target_origins import helper_returns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ...findings import Location
 
@@ -98,52 +98,16 @@ def choosing_dimensions(place: Location | None) -> list[tuple[str, Location]]:
     tree = sources.tree_of(place.file) if place is not None else None
     if tree is None or place is None:
         return []
-    scope = _around(tree, place.line)
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and sources.holds(n, place.line)]
-    given = [
-        given.id for call in calls for given in _dimensions(call) if isinstance(given, ast.Name)
-    ]
-    return [
-        (name, sources.of_line(place.file, line))
-        for name in dict.fromkeys(given)
-        for line in (_assignments(scope, name, place.line) if scope is not None else ())
-    ][:_MOST]
+    given = [each for call in calls for each in _dimensions(call)]
+    return _set_by(place, [each.id for each in given if isinstance(each, ast.Name)])
 
 
-_OVER_DIMENSIONS = frozenset(
-    [
-        "mean",
-        "sum",
-        "var",
-        "std",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "prod",
-        "norm",
-        "logsumexp",
-        "softmax",
-        "log_softmax",
-        "cumsum",
-        "cumprod",
-        "argmax",
-        "argmin",
-        "sort",
-        "argsort",
-        "topk",
-        "median",
-        "flip",
-        "roll",
-        "transpose",
-        "movedim",
-        "flatten",
-        "cat",
-        "stack",
-        "split",
-        "chunk",
-    ]
-)
+_OVER_DIMENSIONS = frozenset({
+    "mean", "sum", "var", "std", "amax", "amin", "max", "min", "prod", "norm", "logsumexp", "softmax",
+    "log_softmax", "cumsum", "cumprod", "argmax", "argmin", "sort", "argsort", "topk", "median", "flip",
+    "roll", "transpose", "movedim", "flatten", "cat", "stack", "split", "chunk",
+})  # fmt: skip
 _LIBRARIES = frozenset({"torch", "F", "functional", "linalg"})
 
 
@@ -158,16 +122,23 @@ def _dimensions(call: ast.Call) -> Iterator[ast.expr]:
 
 def choosing_entries(place: Location) -> list[tuple[str, Location]]:
     """Return the variables by which a line indexes, with the lines of its function that assign them."""
+    indexed = (n for n in sources.nodes(place.file) if isinstance(n, ast.Subscript))
+    return _set_by(
+        place, [x for n in indexed if sources.holds(n, place.line) for x in _names(n.slice)]
+    )
+
+
+def assigned_for(place: Location) -> list[tuple[str, Location]]:
+    """Return the variables that a statement reads, with the lines of its function that assign them."""
+    return _set_by(place, sources.names_read(place.file, place.line))
+
+
+def _set_by(place: Location, names: Iterable[str]) -> list[tuple[str, Location]]:
+    """Return variables with the lines above a place, within its function, that assign them."""
     tree = sources.tree_of(place.file)
     scope = _around(tree, place.line) if tree is not None else None
-    if tree is None or scope is None:
+    if scope is None:
         return []
-    names = [
-        name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript) and sources.holds(node, place.line)
-        for name in _names(node.slice)
-    ]
     return [
         (name, sources.of_line(place.file, line))
         for name in dict.fromkeys(names)

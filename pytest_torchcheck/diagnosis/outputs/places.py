@@ -26,6 +26,7 @@ from ...subject.remembered import remembered
 from ...verdicts import violated
 from ..crashes.place import Place
 from ..lines.conditions import choosing_dimensions
+from .batch_first import built_for_time_first
 from .eval_lines import (
     eval_run,
 )
@@ -61,20 +62,28 @@ def first_difference(
 @remembered("mixing-line")
 def mixing_line(subject: Subject) -> Place | None:
     """Return the operation that first mixes samples of the base batch. Cached: two checks ask for it."""
+    try:
+        place = told_by(_mixing(subject), subject.model, "samples")
+    except SubjectError:
+        return None  # sizes or an order among the samples that the model relies on
+    model = subject.model
+    return built_for_time_first(place, model, lambda: _mixing(subject) is not None) or place
+
+
+def _mixing(subject: Subject) -> Divergence | None:
     batch, other = subject.batch(), subject.batch(1)
     size = batch.sizes[subject.source.batch_symbol or ""]
     axes = subject.source.axes(subject.source.batch_symbol or "")
-    for others in (other, floating_from(batch, other)):
+
+    def traces(others: Batch) -> tuple[list[Trace], float]:
         changed = [with_entry(batch, others, axes, n) for n in range(min(size, _SAMPLES))]
-        try:
-            (base, *runs), allowed = recorded(subject, [batch, *changed])
-            break
-        except SubjectError:
-            continue  # sizes or an order among the samples that the model relies on
-    else:
-        return None
-    found = first_mixing(base, dict(enumerate(runs)), size, allowed=allowed)
-    return told_by(found, subject.model, "samples")
+        return recorded(subject, [batch, *changed])
+
+    try:
+        (base, *runs), allowed = traces(other)
+    except SubjectError:
+        (base, *runs), allowed = traces(floating_from(batch, other))
+    return first_mixing(base, dict(enumerate(runs)), size, allowed=allowed)
 
 
 def with_entry(batch: Batch, other: Batch, axes: Mapping[str, int], entry: int) -> Batch:

@@ -21,6 +21,7 @@ from ...probes.holding.held_by_models import given_to_init
 from ...runs.hidden import hidden
 from ...runs.portability import Portability
 from ...verdicts import suspicious, violated
+from .loading import losing_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,6 +159,11 @@ def _loses(
         else f"the two instances differ in {names}, and state_dict() does not hold it"
     )
     line = on_line(first.location)
+    loading = None
+    if first.kind in ("unsaved", "unloaded"):
+        loading = losing_line(subject, first.name)
+    if loading is not None:
+        cause, fix, line = loading.cause, loading.fix, ""
     trained = {holding.path for holding in hidden(subject).trained.values()}
     # a module hidden in a list that gets no gradient is hidden on purpose, and has a checkpoint of
     # its own
@@ -177,7 +183,9 @@ def _loses(
                 each.location,
             )
             for each in lost[:6]
-        ],
+        ]
+        + ([] if loading is None else loading.culprits()),
+        location=None if loading is None else loading.location,
         observed=observed,
         cause=cause,
         because=because,

@@ -1,0 +1,114 @@
+"""A layer of torch's that takes dimension 0 for the sequence where the model's samples stand there."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ... import sources
+from ...explanation import on_line
+from ...subject.errors import SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ...findings import Location
+    from ..crashes.place import Place
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def built_for_time_first(
+    place: Place | None, model: nn.Module, mixes: Callable[[], bool]
+) -> Place | None:
+    """Return the place with its cause where the samples keep to themselves once the layer reads batches first.
+
+    Args:
+        place: The operation that mixes samples.
+        model: The root module.
+        mixes: Runs the model; says whether its samples come together.
+    """
+    if place is None or place.cause or not place.module:
+        return None
+    owner = _outermost(model, place.module)
+    flagged = [] if owner is None else [m for m in owner.modules() if _time_first(m)]
+    if owner is None or not flagged:
+        return None
+    with contextlib.ExitStack() as stack:
+        for module in flagged:
+            stack.callback(setattr, module, "batch_first", False)
+            module.batch_first = True
+        try:
+            if mixes():
+                return None
+        except SubjectError:
+            return None
+    taking = next((m for m in owner.modules() if _takes(m)), flagged[0])
+    cls = type(taking).__name__
+    line = _constructing(place.built, cls) or place.constructed or place.built
+    return replace(
+        place,
+        location=line or place.location,
+        built=line,
+        cause=f"{cls} reads dimension 0 as the sequence, where the samples stand: it is built without "
+        "batch_first=True",
+        fact=f"{place.fact}; with batch_first=True none of the outputs depends on two samples",
+        fix=f"pass batch_first=True to {cls}{on_line(line)}, or give it the sequence first",
+    )
+
+
+def _time_first(module: nn.Module) -> bool:
+    own = type(module).__module__.startswith("torch.nn.")
+    return own and getattr(module, "batch_first", None) is False
+
+
+def _takes(module: nn.Module) -> bool:
+    """Say whether the constructor of a module takes ``batch_first``; a recurrent one hands on what it is given."""
+    known = {*inspect.signature(type(module).__init__).parameters}
+    return "batch_first" in known or isinstance(module, nn.RNNBase)
+
+
+def _outermost(model: nn.Module, name: str) -> nn.Module | None:
+    """Return the outermost of torch's layers around a module: the one that the user built."""
+    parts = name.split(".")
+    around = (model.get_submodule(".".join(parts[:n])) for n in range(1, len(parts) + 1))
+    return next(
+        (
+            module
+            for module in around
+            if type(module).__module__.startswith("torch.nn.") and type(module) not in _CONTAINERS
+        ),
+        None,
+    )
+
+
+def _constructing(built: Location | None, cls: str) -> Location | None:
+    """Return the call that constructs the class, within a statement or behind a variable that it reads.
+
+    A call that passes ``batch_first=True`` is that of another branch. None where several could be.
+    """
+    statement = None if built is None else sources.statement(built.file, built.line)
+    if built is None or statement is None:
+        return None
+    names = set(sources.names_read(built.file, built.line))
+    scope = sources.function_around(built.file, built.line)
+    given = [
+        node
+        for node in sources.own_nodes(scope)
+        if isinstance(node, ast.Assign) and any(getattr(t, "id", "") in names for t in node.targets)
+    ]
+    found = {call.lineno for each in (statement, *given) for call in _calls(each, cls)}
+    return sources.of_line(built.file, found.pop(), built.function) if len(found) == 1 else None
+
+
+def _calls(node: ast.AST, cls: str) -> Iterator[ast.Call]:
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and sources.called(call) == cls:
+            flags = [k.value for k in call.keywords if k.arg == "batch_first"]
+            if not any(isinstance(flag, ast.Constant) and flag.value for flag in flags):
+                yield call

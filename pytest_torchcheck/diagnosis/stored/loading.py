@@ -1,0 +1,134 @@
+"""The line of a model's own loading after which an entry of a checkpoint has another name, or other values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ...findings import Culprit
+from ...record.tracing import find_line, line_of
+from ..lines.conditions import assigned_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from ...findings import Location
+    from ...subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """A line of the user's loading that loses an entry.
+
+    Attributes:
+        kind: ``renamed``: the entry is held under a key that is not its own; ``remade``: a tensor is put
+            under its key whose values are not those that were saved.
+        location: The line.
+        key: The key.
+        permuted: Of one that is remade: whether it has the same values in another order.
+        chosen: The variables that the line reads, with the lines that gave them their values.
+    """
+
+    kind: Literal["renamed", "remade"]
+    location: Location
+    key: str
+    permuted: bool
+    chosen: tuple[tuple[str, Location], ...]
+
+    @property
+    def cause(self) -> str:
+        """What the line does, as a clause."""
+        if self.kind == "renamed":
+            return f"line {self.location.line} names the entry {self.key!r}, which no part of the model has"
+        order = ": the same values in another order" if self.permuted else ""
+        return f"line {self.location.line} makes {self.key} from other entries, with other values than were saved{order}"
+
+    @property
+    def fix(self) -> str:
+        """The edit."""
+        line = self.location.line
+        if self.kind == "renamed":
+            anywhere = (
+                "; str.replace() changes every occurrence, removeprefix() the first characters only"
+            )
+            told = anywhere if ".replace(" in self.location.text else ""
+            return f"give it a key that the model has on line {line}{told}"
+        return f"put the entries together on line {line} as the saving takes them apart"
+
+    def culprits(self) -> list[Culprit]:
+        """Return the line, and the lines that gave it what it reads."""
+        named = [Culprit("call", name, "is read by it", at) for name, at in self.chosen]
+        return [Culprit("call", "load_state_dict", self.kind, self.location), *named]
+
+
+def losing_line(subject: Subject, name: str) -> Loading | None:
+    """Load a model's state into itself, and return the line that loses an entry; None where none was seen to.
+
+    Args:
+        subject: Whose model; it is put back.
+        name: Qualified name of a parameter or buffer.
+    """
+    seen: list[tuple[Literal["renamed", "remade"], str, bool]] = []
+    ran: set[tuple[str, int]] = set()
+    with subject.pristine(steps=True) as model, torch.no_grad():
+        state = model.state_dict()
+        for key, value in list(state.items()):
+            state[key] = value.clone() if isinstance(value, torch.Tensor) else value
+        own = _tensor(model, name)
+        if own is None:
+            return None
+        given = {id(value) for value in state.values()}
+        entry, names = state.get(name), tuple(state)
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event == "call":
+                return False
+            place = line_of(frame.f_code, line)
+            ran.add((place.file, line))
+            for key, value in _held(frame):
+                if value is entry and not any(_means(key, known, ()) for known in names):
+                    seen.append(("renamed", key, False))
+                elif id(value) not in given and _means(key, name, names) and _unlike(value, own):
+                    seen.append(("remade", name, _permuted(value, own)))
+            return bool(seen)
+
+        place = find_line(lambda: model.load_state_dict(state, strict=True), watcher)
+    if place is None or not seen:
+        return None
+    kind, key, permuted = seen[0]
+    chosen = tuple((name, at) for name, at in assigned_for(place) if (at.file, at.line) in ran)
+    return Loading(kind=kind, location=place, key=key, permuted=permuted, chosen=chosen)
+
+
+def _tensor(model: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """Return a copy of a parameter or buffer by its name."""
+    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return known[name].detach().clone() if name in known else None
+
+
+def _held(frame: FrameType) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that the variables of a frame hold in dicts, by key."""
+    for held in list(frame.f_locals.values()):
+        if isinstance(held, dict):
+            for key, value in list(held.items()):
+                if isinstance(key, str) and isinstance(value, torch.Tensor):
+                    yield key, value
+
+
+def _means(key: str, name: str, names: tuple[str, ...]) -> bool:
+    """Say whether a key is an entry's name or the end of it, and of no other one's of ``names``."""
+    end = f".{key}"
+    return key == name or (
+        name.endswith(end) and not any(n.endswith(end) for n in names if n != name)
+    )
+
+
+def _unlike(value: torch.Tensor, own: torch.Tensor) -> bool:
+    return value.shape == own.shape and not torch.equal(value.to(own), own)
+
+
+def _permuted(value: torch.Tensor, own: torch.Tensor) -> bool:
+    return torch.equal(value.to(own).flatten().sort().values, own.flatten().sort().values)
