@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import re
 import types
+import weakref
 from typing import TYPE_CHECKING
 
 from .. import sources
@@ -160,7 +162,7 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
     elif shared:
         yield _holding(subject, difference, shared)
     else:
-        yield _dependent(subject, difference)
+        yield _dependent(subject, difference, twin)
 
 
 def check_trained(subject: Subject) -> Iterator[Finding]:
@@ -235,8 +237,8 @@ def _holding(subject: Subject, difference: tuple[str, float], shared: list[str])
     )
 
 
-def _dependent(subject: Subject, difference: tuple[str, float]) -> Finding:
-    name, place = _bound_to(subject.model)
+def _dependent(subject: Subject, difference: tuple[str, float], twin: nn.Module) -> Finding:
+    name, place = _kept_by(subject.model, twin) or _bound_to(subject.model)
     what = f" through {name}" if name else ""
     return violated(
         "copy-depends",
@@ -252,6 +254,46 @@ def _dependent(subject: Subject, difference: tuple[str, float]) -> Finding:
         if name
         else "pass the module to the function that uses it",
     )
+
+
+def _kept_by(model: nn.Module, twin: nn.Module) -> tuple[str, Location | None] | None:
+    """Return the attribute of a copy through which it still has a module of the original, and the line that sets it."""
+    originals = {id(module) for module in model.modules()}
+    for path, module in twin.named_modules():
+        for key, value in vars(module).items():
+            found = list(_behind(value))
+            if key.startswith("_") or not any(id(thing) in originals for thing in found):
+                continue
+            place = sources.of_assignment(module, key) or _set_from_outside(key, found)
+            return f"{path}.{key}" if path else key, place
+    return None
+
+
+def _behind(value: object, depth: int = 4) -> Iterator[object]:
+    """Yield a function, and what it is bound to: a closure, arguments of a partial, what a weak reference leads to."""
+    yield value
+    inner: list[object] = []
+    if isinstance(value, types.FunctionType):
+        inner = [cell.cell_contents for cell in filled_cells(value)]
+    elif isinstance(value, functools.partial):
+        inner = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, types.MethodType):
+        inner = [value.__func__, value.__self__]
+    elif isinstance(value, weakref.ref):
+        inner = [value()]
+    for each in inner if depth else ():
+        yield from _behind(each, depth - 1)
+
+
+def _set_from_outside(key: str, found: list[object]) -> Location | None:
+    """Return the one line, in the file of a function, that sets an attribute to something made with that function."""
+    for function in found:
+        if isinstance(function, types.FunctionType) and sources.rank(function.__code__.co_filename):
+            written = rf"\.{re.escape(key)}\s*=[^=].*\b{re.escape(function.__name__)}\b"
+            lines = sources.file_matches(function.__code__.co_filename, written)
+            if len(lines) == 1:
+                return lines[0]
+    return None
 
 
 def _bound_to(model: nn.Module) -> tuple[str, Location | None]:

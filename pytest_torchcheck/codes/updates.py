@@ -6,6 +6,7 @@ from .explainer import Maybe, One
 from .rule import STUCK, rule
 
 drifted = One("diagnosis.training.drift:drifted", "frozen-moved")
+frozen_average = One("diagnosis.training.following:frozen_average", "frozen-moved", doubtful=True)
 missing = One("diagnosis.training.optimizers:missing", "optimizer-missing")
 no_match = One("diagnosis.training.optimizers:no_match", "no-match")
 frozen_by_train = One("diagnosis.training.drift:frozen_by_train", "frozen-by-train")

@@ -30,6 +30,7 @@ from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
 from ...runs.training.waiting import waiting
 from ...verdicts import inconclusive, not_applicable, passed
+from .frozen import averaged
 from .lasting import lasting
 
 if TYPE_CHECKING:
@@ -268,7 +269,9 @@ def frozen_stays(subject: Subject) -> Iterator[Finding]:
         raise made.error
     drifted = [name for name in frozen if made.moved.get(name, 0.0) > 0.0]
     moving = [name for name in buffers if name in made.buffers]
-    if drifted:
+    if drifted and (pairs := averaged(subject, drifted)):
+        yield explain.frozen_average(subject, pairs, max(made.moved[n] for n in drifted))
+    elif drifted:
         yield explain.drifted(subject, drifted, made)
     if moving:
         yield explain.statistics(subject, moving)

@@ -10,7 +10,8 @@ from ...findings import Culprit, Finding, Location
 from ...loop.replay import lines_of_step, replay, where_changed
 from ...loop.traces.wording import at
 from ...subject.optimizers import optimizers_of
-from ...verdicts import violated
+from ...text.wording import names_text
+from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
 
 if TYPE_CHECKING:
@@ -72,6 +73,31 @@ def stale(subject: Subject, kept: Mapping[str, str], average: str) -> Finding:
         fix="update the buffers too: copy them after each update, or walk over state_dict() in "
         "place of parameters()",
         evidence={"buffers": dict(kept)},
+    )
+
+
+def frozen_average(subject: Subject, pairs: Mapping[str, str], moved: float) -> Finding:
+    """Explain frozen parameters that the step writes to as averages of trained ones: promise and step contradict each other.
+
+    Args:
+        subject: Whose step.
+        pairs: By parameter, the trained one that it started as a copy of.
+        moved: How far the first steps moved them at most.
+    """
+    names, place = list(pairs), where_changed(subject, next(iter(pairs)))
+    return suspicious(
+        "frozen-moved",
+        f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen, and the step "
+        "averages trained parameters into them",
+        culprits=[Culprit("parameter", n, f"moves towards {pairs[n]}", place) for n in names],
+        location=place,
+        observed=f"max|after - before| = {moved:.3g}; each update moves them a part of the way to the "
+        "parameters that they started as copies of",
+        cause="Frozen promises that a parameter stays as it is; what the step keeps here is a moving average",
+        because="they require no gradient, and each update of the step points from them to those parameters",
+        fix=f"drop {names[0]!r} and its like from Frozen(...) where the average is meant "
+        "(MovingAverage declares it), or the update where it is not",
+        evidence={"parameters": names},
     )
 
 
