@@ -20,6 +20,7 @@ from ...probes.recorded.divergence import (
     record,
 )
 from ...probes.recorded.operations import narrow
+from ...probes.recorded.orders import reordering, rows_moved
 from ...runs.outputs import floating_from
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Finding
     from ...probes.positions.spread import Spread
-    from ...probes.recorded.operations import Trace
+    from ...probes.recorded.operations import Step, Trace
     from ...subject import Subject
 
 
@@ -171,7 +172,38 @@ def place_dependence(
         size=size,
         order=order,
     )
-    return told_by(found, subject.model, "entries")
+    place = told_by(found, subject.model, "entries")
+    if place is None or found is None or found.reread is not None or not axes:
+        return place
+    path, dim = next(iter(axes.items()))
+    known = rows_moved(batch.tensors()[path], turned.tensors()[path], dim)
+    step = None if known is None else reordering(base, permuted, found.op, known[0])
+    return place if step is None else _reordered(place, step, base)
+
+
+def _reordered(place: Place, step: Step, trace: Trace) -> Place:
+    """Return the line that puts entries in an order of their own, before a place that reads two orders together."""
+    same = [other for other in trace.steps if other.op.location == step.op.location]
+    callers = {other.callers[0] for other in same if other.callers}
+    # a helper that several lines call does for each what it is told
+    line = step.callers[0] if len(callers) > 1 and step.callers else step.op.location
+    named = [
+        (step.op.name, "moves the entries", step.op.location),
+        (place.op, "reads both", place.location),
+    ]
+    return Place(
+        op=step.op.name,
+        location=line,
+        module=step.op.module,
+        module_class=step.op.module_class,
+        settings=tuple(Culprit("call", op, what, at) for op, what, at in named if at != line),
+        cause=f"{step.op.name} puts the entries in another order than that of the values with which "
+        f"{place.op}{on_line(place.location)} combines them",
+        fact=f"with the entries in another order, what {step.op.name} gives stands neither as before nor as "
+        f"the entries do; {place.fact}",
+        fix=f"bring the entries back to their own places{on_line(line)}: gather by the inverse, order.argsort(), "
+        "of the order that took them out",
+    )
 
 
 def recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float]:

@@ -1,0 +1,90 @@
+"""In which order the entries of a set stand in each value of a run, as seen beside a run with the entries in another order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ..positions.spread import origin
+from .operations import aligned
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .operations import Step, Trace
+    from .watch import Op
+
+_CLOSE: Final = 1e-5
+_MOST: Final = 2**22
+"""Distances between entries that are computed for one value, at most."""
+
+
+def rows_moved(one: Tensor, two: Tensor, dim: int) -> Tensor | None:
+    """Return by which entry of ``one`` each entry of ``two`` is equalled along a dimension, int64 [slices, entries].
+
+    None where some entry equals none, or two entries are equal, so that their places cannot be told.
+    """
+    if one.shape != two.shape or not one.is_floating_point():
+        return None
+    size = one.shape[dim]
+    a, b = (t.flatten(0, dim - 1) if dim else t[None] for t in (one.double(), two.double()))
+    a, b = a.reshape(a.shape[0], size, -1), b.reshape(b.shape[0], size, -1)
+    if a.shape[0] * size * size > _MOST or not bool(a.isfinite().all() & b.isfinite().all()):
+        return None
+    apart = torch.cdist(b, a, p=float("inf"))
+    near, chosen = apart.min(2)
+    allowed = _CLOSE * float(a.abs().max())
+    alone = (apart <= allowed).sum(2) == 1
+    every = chosen.sort(1).values == torch.arange(size)
+    fits = bool((near <= allowed).all()) and bool(alone.all()) and bool(every.all())
+    return chosen if fits else None
+
+
+def reordering(base: Trace, permuted: Trace, until: Op, order: Tensor) -> Step | None:
+    """Find what put entries in an order of their own before an operation that brings two orders together.
+
+    Args:
+        base: The reference run.
+        permuted: The run with the entries in another order.
+        until: An operation of the reference run whose result is not the same set of entries in both.
+        order: The entry that stands at each place of ``permuted``'s inputs, int64.
+
+    Returns:
+        The operation whose result stands, beside the reference, neither as it was nor as the entries do, while
+        all that it read does; None unless ``until`` reads such a result together with one in the entries' order.
+    """
+    others: dict[int, int] = {}
+    last: Step | None = None
+    for a, b in aligned(base, permuted):
+        if a is not None and b is not None:
+            pairs = zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True)
+            others.update(pairs)
+            last = a if a.op is until else last
+    known: dict[int, str] = {}
+
+    def stands(place: int) -> str:
+        if place not in known:
+            values = base.values[place].values, permuted.values[others.get(place, place)].values
+            known[place] = _stands(*values, order)
+        return known[place]
+
+    places = () if last is None else last.operands
+    odd = next((place for place in places if stands(place) == "other"), None)
+    if odd is None or not any(stands(place) == "moved" for place in places):
+        return None
+    return origin(base, odd, lambda place: stands(place) == "other")[0]
+
+
+def _stands(one: Tensor | None, two: Tensor | None, order: Tensor) -> str:
+    """Say how the entries of a value stand in the second run: ``kept``, ``moved`` as they were, ``other``, or nothing."""
+    if one is None or two is None or one.shape != two.shape or not one.is_floating_point():
+        return ""
+    allowed = _CLOSE * float(one.abs().max()) if one.numel() else 0.0
+    if torch.allclose(one, two, rtol=0.0, atol=allowed):
+        return "kept"
+    dims = [dim for dim, size in enumerate(one.shape) if size == len(order)]
+    for dim in dims:
+        if torch.allclose(one.index_select(dim, order), two, rtol=0.0, atol=allowed):
+            return "moved"
+    return "other" if any(rows_moved(one, two, dim) is not None for dim in dims) else ""
