@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -160,6 +161,8 @@ class Ledger:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """Fail a run in which nothing was checked; write the reports, and keep the summary where that fails."""
+        if self.settings.enabled:
+            _spare_hypothesis(self.config)
         if session.exitstatus == pytest.ExitCode.OK and self.records:
             tallies = self.tallies()
             if any(is_red(report, tallies[node]) for node, report in self.reports()):
@@ -259,6 +262,24 @@ class Ledger:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in github_annotations(report for _, report in reports):
                 terminalreporter.write_line(line)
+
+
+def _spare_hypothesis(config: pytest.Config) -> None:
+    """Leave out the summary of Hypothesis's plugin where nothing used it: it imports all of Hypothesis to say nothing.
+
+    No hook of that plugin has anything to do after the summary. It stays where one of its options is given, and
+    where a report carries something of it, as that of a worker of xdist does.
+    """
+    plugin = config.pluginmanager.get_plugin("hypothesispytest")
+    if plugin is None or "hypothesis" in sys.modules:
+        return
+    if any(value for name, value in vars(config.option).items() if name.startswith("hypothesis")):
+        return
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = [] if reporter is None else [r for many in reporter.stats.values() for r in many]
+    if any(name.startswith("_hypothesis") for report in reports for name in vars(report)):
+        return
+    config.pluginmanager.unregister(plugin)
 
 
 def _step_summary() -> Path | None:

@@ -90,8 +90,25 @@ def test_the_controller_of_xdist_imports_no_torch(tmp_path: Path) -> None:
     assert "'torch'" not in found, found
 
 
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n1")])
+def test_hypothesis_stays_out_of_a_run_that_does_not_use_it(
+    workers: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its own plugin imports all of it for its summary; where a test uses it, that summary is as it was."""
+    pytest.importorskip("_hypothesis_pytestplugin")
+    pytest.importorskip("xdist")
+    options = (*OWN, "-p", "hypothesispytest", *workers, "-q", "-p", "no:cacheprovider")
+    (tmp_path / "test_it.py").write_text("def test(): pass\n")
+    assert python(RUN, *options, "--torchcheck", cwd=tmp_path).startswith("[]")
+    assert python(RUN, *options, cwd=tmp_path).startswith("['hypothesis']")  # not ours to change
+    (tmp_path / "test_it.py").write_text(
+        "from hypothesis import given, strategies as st\n\n@given(st.none())\ndef test(n): pass\n"
+    )
+    # the controller of xdist collects nothing: what its reports carry tells
+    assert python(RUN, *options, "--torchcheck", cwd=tmp_path).startswith("['hypothesis']")
+
+
 PASSING = """
-import torch
 import torch
 from torch import nn
 from pytest_torchcheck import Contract, Labels, Tokens, promises
