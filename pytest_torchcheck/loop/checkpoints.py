@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from ..data.contents import has_state
 from ..objects import trees
+from ..sources.locations import rank
 from ..subject.optimizers import optimizers_of, schedulers_of
 
 if TYPE_CHECKING:
@@ -61,15 +63,17 @@ def saves_all(subject: Subject, made: Any) -> bool:
     """Say whether nothing is seen that a plain step could change and a checkpoint does not hold.
 
     The optimizers are torch's own, without hooks or schedules; so is the loss; no module holds more than
-    tensors, plain values and functions of torch; and a watched step changed nothing outside of the state dict.
+    tensors, plain values, functions of torch and a library's objects of plain values, such as its
+    configurations; and a watched step changed nothing outside of the state dict.
     """
     contract, watched = subject.contract, subject.cache.get("observation")
     if contract.train_step is not None or schedulers_of(made):
         return False
     if watched is None or watched.changed or watched.strangers:
         return False
+    known: set[int] = set()
     return all(map(is_torchs, (*optimizers_of(made), contract.loss))) and all(
-        key in _TORCHS_OWN or _is_plain(value)
+        key in _TORCHS_OWN or _is_plain(value, known)
         for module in subject.model.modules()
         for key, value in vars(module).items()
     )
@@ -90,12 +94,36 @@ def _is_torchs_class(thing: Any) -> bool:
     return type(thing).__module__.startswith("torch.optim.")
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
+def _is_plain(value: Any, known: set[int]) -> bool:
+    """Say whether a value is one that no step changes unseen; a watched step has seen numbers in containers.
+
+    Args:
+        value: What a module holds.
+        known: By id, the objects that were asked of already, and are plain as far as they are known.
+    """
+    if isinstance(value, (*_ATOMS, torch.Tensor)):
+        return True
+    if id(value) in known:
+        return True
+    known.add(id(value))
+    if type(value) in (tuple, list):
+        return all(_is_plain(one, known) for one in value)
+    if type(value) is dict:
+        return all(_is_plain(one, known) for item in value.items() for one in item)
+    if isinstance(value, set | frozenset):  # of names
+        return all(isinstance(one, str) for one in value)
     if callable(value):
         return str(getattr(value, "__module__", "") or "torch.").startswith("torch.")
-    return isinstance(value, (*_ATOMS, torch.Tensor))
+    return _of_library(value) and all(_is_plain(one, known) for one in vars(value).values())
+
+
+def _of_library(value: Any) -> bool:
+    """Say whether an object, all of which its ``vars`` show, is of a class that an installed package defines."""
+    kind = type(value)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if not file or rank(file) != 1 or not hasattr(value, "__dict__"):
+        return False
+    return not any(getattr(base, "__slots__", ()) for base in kind.__mro__)
 
 
 def copied(states: Any) -> Any:

@@ -304,7 +304,7 @@ class _ScriptState:
 def _reshard(module: nn.Module) -> None:
     """Let every part of a ``fully_shard``ed module hold its shards again: a forward leaves the last ones gathered."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
+    if fsdp is None or not fsdp.FSDPModule.__subclasses__():  # sharding makes a class of its own
         return
     for part in module.modules():
         if isinstance(part, fsdp.FSDPModule):

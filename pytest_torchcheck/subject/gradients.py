@@ -138,8 +138,8 @@ def _picked(grad: torch.Tensor, norm: float) -> tuple[float, ...]:
 
 
 def _some(tensor: torch.Tensor) -> list[float]:
-    places = [(tensor.numel() - 1) * i // (_PICKED - 1) for i in range(_PICKED)]
-    found: list[float] = tensor.detach().view(-1)[places].tolist()
+    every = (tensor.numel() - 1) // (_PICKED - 1)
+    found: list[float] = tensor.detach().view(-1)[::every][:_PICKED].tolist()
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,10 @@ def blind_choice(subject: Subject) -> Choice | None:
     batch = subject.few(subject.batch(), aligned=True) or subject.batch()
     if not callable(subject.contract.loss) or not targets_of(batch):
         return None
+    if "trajectory" in subject.cache:
+        with contextlib.suppress(SubjectError):  # a step that raises has shown no outputs
+            if sum(needs for *_, needs in subject.gradients().outputs) < 2:
+                return None
     try:
         for output, names in _cut_off(subject, batch):
             blind = _blind(subject, batch, names)

@@ -269,7 +269,7 @@ def _by_adam(
             rate = _first_rate(now, floor, steepness(model)) / 2  # Adam begins anew: gently
         optimizers = optimizers or list(_optimizers(model, rate))
         for optimizer in optimizers:
-            follow(optimizer, losses[before:], now)
+            follow(optimizer, losses[before:], now, floor)
         losses.append(now)
         if why := _over(losses, goal, floor, limit):
             return rate, why

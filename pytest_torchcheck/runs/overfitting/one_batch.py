@@ -31,6 +31,10 @@ FORWARD = 1 / 3
 _FREED = 0.4  # a step on the outputs alone: loss and its backward, no model
 _FREED_STEPS = 10
 _FASTER, _SLOWER = 1.2, 0.5
+_STEADY, _FAR = 1.4, 1.1
+"""The same for steps that fall steadily and go little of the way, and for those that go far."""
+_LITTLE_GONE, _MUCH_GONE = 0.2, 0.4
+"""Shares of the way that is left."""
 
 
 @dataclass(slots=True)
@@ -265,12 +269,26 @@ def spread_of_losses(
     return max(losses) - min(losses) if all(map(math.isfinite, losses)) else None
 
 
-def follow(optimizer: torch.optim.Optimizer, losses: list[float], now: float) -> None:
-    """Raise the learning rate while the loss falls, lower it when it rises."""
-    if losses and losses[-1:] != [now]:
-        for group in optimizer.param_groups:
-            if group.get("lr") is not None:  # an optimizer may choose its rate by itself
-                group["lr"] *= _FASTER if now < losses[-1] else _SLOWER
+def follow(
+    optimizer: torch.optim.Optimizer, losses: list[float], now: float, floor: Floor | None = None
+) -> None:
+    """Raise the learning rate while the loss falls, lower it when it rises.
+
+    Where the floor is given, more where each of two steps falls and the last goes little of the way that is left,
+    and less where it goes far.
+    """
+    if not losses or losses[-1] == now:
+        return
+    factor = _FASTER if now < losses[-1] else _SLOWER
+    if floor is not None and floor.bounded and now < losses[-1]:
+        gone = (losses[-1] - now) / max(losses[-1] - floor.value, 1e-30)
+        steady = losses[-2:-1] > losses[-1:]  # it fell before as well
+        factor = (
+            _STEADY if gone < _LITTLE_GONE and steady else _FAR if gone > _MUCH_GONE else factor
+        )
+    for group in optimizer.param_groups:
+        if group.get("lr") is not None:  # an optimizer may choose its rate by itself
+            group["lr"] *= factor
 
 
 def remaining(losses: list[float] | tuple[float, ...], floor: Floor) -> float:

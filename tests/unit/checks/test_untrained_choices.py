@@ -141,3 +141,22 @@ def test_estimators_and_features_that_are_detached_on_purpose_are_silent(
 
 def test_outputs_of_parts_that_are_apart_are_silent() -> None:
     assert told(Towers, towers_loss, Y) == []
+
+
+def test_a_step_that_ran_anyway_tells_that_there_is_one_output() -> None:
+    calls = []
+
+    class Plain(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(len(x))
+            return super().forward(x)
+
+    contract = Contract(model=lambda: Plain(8, 8), batch=((X,), X), loss=F.mse_loss)
+    contract.check(["sampling-paths"])
+    assert 2 in calls
+    calls.clear()
+    contract.check(["backward", "sampling-paths"])
+    assert 2 not in calls
+    both = Contract(model=OfCodes, batch=((X,), X), loss=OfCodes.loss)
+    report = both.check(["backward", "sampling-paths"])
+    assert "choice-untrained" in [finding.code for finding in report.findings]

@@ -217,7 +217,7 @@ import torch
 from torch import nn
 from pytest_torchcheck import Contract
 
-def told(hook):
+def told(hook, kind=None):
     def build(model):
         made = torch.optim.Adam(model.parameters())
         if hook:
@@ -226,23 +226,50 @@ def told(hook):
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    if kind is not None:
+        model.config = kind()
     batch = ((torch.randn(6, 4),), torch.arange(6) % 3)
     contract = Contract(model=model, batch=batch, loss=nn.functional.cross_entropy, optimizer=build)
     return contract.check(["resume"]).findings[0].summary
 
+class Own:
+    def __init__(self):
+        self.width, self.names = 8, {"a": [1]}
+
 print(told(False))
 print(told(True))
+import sys
+sys.path.insert(0, "site-packages")
+from settings import Settings, Stateful
+print(told(False, Settings))
+print(told(False, Own))
+print(told(False, Stateful))
+"""
+LIBRARY = """
+class Settings:
+    def __init__(self):
+        self.width, self.names, self.sub = 8, {"a": [1]}, None
+
+class Stateful(Settings):
+    def __init__(self):
+        super().__init__()
+        self.rows = iter(range(9))
 """
 
 
-def test_a_model_of_tensors_alone_is_resumed_for_one_step():
+def test_a_model_of_tensors_alone_is_resumed_for_one_step(tmp_path):
     """In a process of its own: what other tests leave at torch's optimizers makes the check careful."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "settings.py").write_text(LIBRARY)
     made = subprocess.run(
-        [sys.executable, "-c", ONE_STEP], capture_output=True, text=True, check=True, timeout=120
-    )
-    plain, hooked = made.stdout.splitlines()
+        [sys.executable, "-c", ONE_STEP], capture_output=True, text=True, check=True, timeout=120, cwd=tmp_path
+    )  # fmt: skip
+    plain, hooked, settings, own, stateful = made.stdout.splitlines()
     assert plain.startswith("1 + 1 steps")
     assert hooked.startswith("1 + 2 steps")  # a hook may keep what no checkpoint holds
+    assert settings.startswith("1 + 1 steps")  # as a library's configuration
+    assert own.startswith("1 + 2 steps")
+    assert stateful.startswith("1 + 2 steps")
 
 
 class Slow(torch.optim.SGD):
