@@ -7,14 +7,17 @@ the processor, in subprocesses that alternate, so that a busy machine does not m
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import resource
 import statistics
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from timing import environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAIRS, SUITE_PAIRS, ROUNDS = 15, 5, 3
 FILES, TESTS = 30, 100
@@ -27,11 +30,18 @@ def installed() -> bool:
 
 def seconds(folder: Path, *arguments: str, status: int) -> float:
     """Time of the processor, of the user and the system, that one pytest takes in a folder."""
+    return process(
+        folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, status=status
+    )
+
+
+def process(folder: Path, *arguments: str, status: int = 0) -> float:
+    """The same of any Python process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+        env=environment(folder.parent),
         capture_output=True,
         text=True,
         check=False,
@@ -91,6 +101,38 @@ def perceptron():
 """
 
 
+@pytest.mark.skipif(not installed(), reason="the plugin is not installed")
+def test_a_small_contract(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Print what all checks of one small contract take beside ``import torch``, and beside its collection."""
+    folders = {name: tmp_path / name for name in ("contract", "bare")}
+    for name, text in (("contract", SMALL), ("bare", "import torch\n\ndef test(): pass\n")):
+        folders[name].mkdir()
+        (folders[name] / "pytest.ini").write_text("[pytest]\n")
+        (folders[name] / "test_small.py").write_text(text)
+    ours, bare = folders["contract"], folders["bare"]
+    without = ("-p", "no:torchcheck", "-p", "no:hypothesispytest")
+    ways = {
+        "import torch": lambda: process(ours, "-c", "import torch"),
+        "pytest and torch without the plugin": lambda: seconds(bare, *without, status=0),
+        "collection": lambda: seconds(ours, "--torchcheck", "--co", status=0),
+        "all checks": lambda: seconds(ours, "--torchcheck", status=0),
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(ROUNDS + 1):
+        for way, work in ways.items():
+            took = work()
+            times[way] += [took] if number else []
+    found = {way: statistics.median(each) for way, each in times.items()}
+    first = found["import torch"]
+    with capsys.disabled():
+        for way, took in found.items():
+            print(
+                f"\none small contract, {way}: {took:.2f} s of the processor, {took - first:+.2f}",
+                end="",
+            )
+        print(f" (medians of {ROUNDS} runs)")
+
+
 def imported(folder: Path) -> dict[str, float]:
     """Return what a run of a small contract spends on importing torch, this package and Hypothesis, in seconds.
 
@@ -113,11 +155,8 @@ def imported(folder: Path) -> dict[str, float]:
             "no:cacheprovider",
         ],
         cwd=folder,
-        env=os.environ
-        | {
-            "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # other plugins import what they like
-        },
+        # other plugins import what they like
+        env=environment(folder.parent, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"),
         capture_output=True,
         text=True,
         check=False,

@@ -6,15 +6,18 @@ Runs alternate, after one of each that does not count.
 
 from __future__ import annotations
 
-import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from timing import environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CONTRACTS, FILES, ROUNDS = 20, 4, 3
 WAYS = {"one process": (), "-n 2": ("-n2",), "-n 2 --dist loadscope": ("-n2", "--dist=loadscope")}
@@ -38,7 +41,7 @@ def took(folder: Path, *arguments: str) -> tuple[float, float]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+        env=environment(folder.parent),
         capture_output=True,
         text=True,
         check=False,
