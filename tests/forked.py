@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_PRELOADED = ["hypothesis", "pytest", "tests.pages", "torch", "torch._dynamo"]
+_PRELOADED = ["hypothesis", "pytest", "tests.imported", "tests.pages", "torch", "torch._dynamo"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(_PRELOADED)
 

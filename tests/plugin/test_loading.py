@@ -180,37 +180,25 @@ explainers = [
     if n not in kept and (n.startswith(own + "diagnosis.") or n.startswith(own) and "explain" in n)
 ]
 heavy = [n for n in ("torch._dynamo", "sympy", "hypothesis", own + "ranks", own + "strategies.drawing") if n in sys.modules]
-print([int(code), explainers, heavy])
-"""
-
-
-def test_a_run_in_which_everything_passes_imports_no_explainer(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(PASSING)
-    assert python(LOADED, *OWN, "-q", "--torchcheck", cwd=tmp_path) == "[0, [], []]"
-
-
-UNUSED = """
-import sys, pytest
-code = pytest.main(sys.argv[1:])
-own = "pytest_torchcheck."
 parts = ("functions.engine", "functions.operators", "adapters.lightning", "adapters.transformers", "ranks",
     "data.relations", "data.explaining", "render.html", "render.sarif", "infer.inference", "change.running")
-print([int(code), [part for part in parts for name in [own + part] if any(n == name or n.startswith(name + ".") for n in sys.modules)]])
+unused = [part for part in parts for name in [own + part] if any(n == name or n.startswith(name + ".") for n in sys.modules)]
+print([int(code), explainers, heavy, unused])
 """
 
 
-def test_a_run_in_which_everything_passes_imports_nothing_that_its_contract_does_not_use(
+def test_a_run_in_which_everything_passes_imports_no_explainer_and_nothing_that_its_contract_does_not_use(
     tmp_path: Path,
 ) -> None:
     """No custom function is applied, no dataset or rank declared, no trainer of a framework, no report asked for."""
     (tmp_path / "test_it.py").write_text(PASSING)
-    assert python(UNUSED, *OWN, "-q", "--torchcheck", cwd=tmp_path) == "[0, []]"
+    assert python(LOADED, *OWN, "-q", "--torchcheck", cwd=tmp_path) == "[0, [], [], []]"
 
 
 def test_contracts_are_collected_without_the_checks(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(PASSING)
     code = LOADED.replace('"diagnosis."', '"checks."')
-    assert python(code, *OWN, "-q", "--torchcheck", "--co", cwd=tmp_path) == "[0, [], []]"
+    assert python(code, *OWN, "-q", "--torchcheck", "--co", cwd=tmp_path) == "[0, [], [], []]"
 
 
 @pytest.mark.parametrize(
@@ -257,10 +245,7 @@ def imports(path: Path) -> set[str]:
 
 
 def test_nothing_but_the_plugin_knows_pytest() -> None:
-    knowing = {
-        str(path.relative_to(ROOT))
-        for path in ROOT.rglob("*.py")
-        if imports(path) & {"pytest", "_pytest", "pluggy"}
-    }
+    files = {str(path.relative_to(ROOT)): imports(path) for path in ROOT.rglob("*.py")}
+    knowing = {name for name, found in files.items() if found & {"pytest", "_pytest", "pluggy"}}
     assert all(name.startswith("plugin") for name in knowing), knowing
-    assert not any("_pytest" in imports(path) for path in ROOT.rglob("*.py"))
+    assert not any("_pytest" in found for found in files.values())
