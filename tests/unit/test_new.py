@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import new
+
+FAMILIES = ("behaviour", "brand_new", "losses.targets")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -38,20 +41,18 @@ def run(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("family", ["behaviour", "brand_new", "losses.targets"])
-def test_a_new_check_runs_and_fails_only_for_what_is_left_to_write(
-    project: Path, family: str
-) -> None:
-    words = family.replace("_", "-").replace(".", "-")
-    name, code = f"positive-{words}", f"negative-{words}"
-    made = run(project, "-m", "tests.new", "check", name, "--family", family, "--code", code)
-    assert made.returncode == 0, made.stderr
-    snake = name.replace("-", "_")
-    test = project / "tests" / "unit" / "checks" / f"test_{snake}.py"
-    found = run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test), "-rfE")
-    assert "2 passed" in found.stdout, found.stdout
-    assert "1 failed" in found.stdout, found.stdout
-    assert "test_nothing_is_left_to_write" in found.stdout
+def test_new_checks_run_and_fail_only_for_what_is_left_to_write(project: Path) -> None:
+    tests = []
+    for family in FAMILIES:
+        words = family.replace("_", "-").replace(".", "-")
+        name, code = f"positive-{words}", f"negative-{words}"
+        made = run(project, "-m", "tests.new", "check", name, "--family", family, "--code", code)
+        assert made.returncode == 0, made.stderr
+        tests.append(project / "tests" / "unit" / "checks" / f"test_{name.replace('-', '_')}.py")
+    found = run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests), "-rfE")
+    assert "3 failed, 6 passed" in found.stdout, found.stdout
+    for test in tests:
+        assert f"{test.name}::test_nothing_is_left_to_write" in found.stdout
 
 
 def test_nothing_is_overwritten(project: Path) -> None:
@@ -63,9 +64,7 @@ def test_nothing_is_overwritten(project: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Not_A_Name", "two words", "-x"])
-def test_a_name_that_is_none_is_refused(project: Path, name: str) -> None:
-    made = run(
-        project, "-m", "tests.new", "check", "--family", "loss", "--code", "a-code", "--", name
-    )
-    assert made.returncode == 2
-    assert "lower-case words" in made.stderr
+def test_a_name_that_is_none_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        new.main(["check", "--family", "loss", "--code", "a-code", "--", name])
+    assert "lower-case words" in capsys.readouterr().err

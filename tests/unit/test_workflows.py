@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from pytest_torchcheck.cli import main
+from pytest_torchcheck.cli import changed, main
 from pytest_torchcheck.plugin.options import SETTINGS
+from tests import forked
 
 yaml: Any = pytest.importorskip("yaml")
 
@@ -94,11 +95,8 @@ def test_the_run_itself(path: Path, tmp_path: Path) -> None:
     text = NET.format(model="nn.Linear(6, 3)").replace("raise AssertionError", "str")
     (tmp_path / "test_net.py").write_text(text, encoding="utf-8")
     arguments = [*the_pytest(path)[1:], "--torchcheck-checks=backward", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = forked.run(forked.pytest_main, tuple(arguments), folder=tmp_path)
+    assert done.status == 0, done.out + done.err
     files = {one.partition("=")[2] for one in arguments if "=" in one and "." in one}
     assert [file for file in files if not (tmp_path / file).exists()] == []
 
@@ -110,6 +108,13 @@ def test_the_hook_of_the_docs_is_that_of_the_repository() -> None:
     (shown,) = yaml.safe_load(block)["repos"][0]["hooks"]
     same = ("id", "name", "entry", "language", "types", "require_serial")
     assert {name: shown[name] for name in same} == {name: hook[name] for name in same}
+
+
+def in_a_fork(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m pytest`` as a process of its own that need not import torch again."""
+    assert command[:3] == [sys.executable, "-m", "pytest"]
+    done = forked.run(forked.pytest_main, tuple(command[3:]), folder=Path.cwd())
+    return subprocess.CompletedProcess(command, done.status, done.out, done.err)
 
 
 def test_the_hook_runs_contracts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +132,7 @@ def test_the_hook_runs_contracts_alone(tmp_path: Path, monkeypatch: pytest.Monke
     for name, text in files.items():
         Path(name).write_text(text, encoding="utf-8")
     few = [*arguments[2:], "--torchcheck-checks=backward"]
+    monkeypatch.setattr(changed.subprocess, "run", in_a_fork)
     assert main([*few, "tool.py", "gone.py", "notes.md"]) == 0
     assert main([*few, "test_plain.py"]) == 0  # nothing is collected
     assert main([*few, "test_sound.py", "tool.py"]) == 0
