@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..batches import Batch
-    from ..contracts import Contract
     from ..promises import Promise
 
 Kind = Literal["parameter", "parameter or buffer", "module"]
@@ -255,11 +254,13 @@ def arguments_of(model: Any) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
-def require_inputs(contract: Contract, model: nn.Module | None, batch: Batch) -> None:
-    """Raise where a promise names an input that a batch does not have, by its own name or ``forward``'s.
+def with_inputs(
+    promises: tuple[Promise, ...], model: torch.nn.Module | None, batch: Batch
+) -> tuple[Promise, ...]:
+    """Return promises of which each names an input that a batch has.
 
     Args:
-        contract: Whose promises; those that name an input as ``forward`` does name its position then.
+        promises: Those of a contract; those that name an input as ``forward`` does get its position.
         model: The model that was built; None where there is none yet.
         batch: What it is called with.
 
@@ -267,6 +268,7 @@ def require_inputs(contract: Contract, model: nn.Module | None, batch: Batch) ->
         UnknownNameError: There is no such input.
     """
     if model is not None:
-        contract.promises = as_called(contract.promises, batch, arguments_of(model))
-    for error in unknown_inputs(contract.promises, batch):
+        promises = as_called(promises, batch, arguments_of(model))
+    for error in unknown_inputs(promises, batch):
         raise error
+    return promises

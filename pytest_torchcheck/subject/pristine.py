@@ -12,7 +12,7 @@ from torch import nn
 from .. import deadline
 from ..declared.factories import not_built
 from ..declared.limits import DTYPES
-from ..declared.names import require_inputs, unknown_names
+from ..declared.names import unknown_names, with_inputs
 from ..heard import Ear
 from ..interrupts import interrupts, kept_in
 from ..loop.closures import kept
@@ -345,7 +345,8 @@ class PristineModel:
             with self.phase("batch"):
                 base = self.source.base(self.seed)
                 chosen = base if index == 0 else self.source.distinct(base, self.seed + index)
-                require_inputs(self.contract, self._model, chosen)
+                contract = self.contract
+                contract.promises = with_inputs(contract.promises, self._model, chosen)
             self.cache[key] = self.place(chosen)
         found: Batch = self.cache[key]
         return found

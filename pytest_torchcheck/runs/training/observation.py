@@ -125,6 +125,14 @@ class Watched:
         ]
         self._made: Observation | None = None
 
+    def _changed(self, model: nn.Module) -> tuple[Piece, ...]:
+        """Return what the forward changed of the modules that were there before it."""
+        return tuple(
+            piece
+            for piece in differing(self._before, pieces(model))
+            if id(piece.owner) in self._modules
+        )
+
     def passes(self, model: nn.Module, batch: Batch) -> tuple[Any, torch.Tensor | None]:
         """Run forward, loss and backward of a model in training mode, as far as there is a gradient.
 
@@ -149,11 +157,7 @@ class Watched:
                 with contextlib.nullcontext() if sight is None else sight.watch:
                     with watch:
                         output = subject.call(model, batch)
-                    changed = tuple(
-                        piece
-                        for piece in differing(self._before, pieces(model))
-                        if id(piece.owner) in self._modules  # none that the forward made
-                    )
+                    changed = self._changed(model)
                     late = tuple(n for n, _ in model.named_parameters() if n not in self._known)
                     if _differentiable(output):
                         if sight is not None:
