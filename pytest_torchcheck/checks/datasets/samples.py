@@ -303,7 +303,8 @@ def split_hygiene(subject: Subject) -> Iterator[Finding]:
     """Compare every pair of splits by indices, stored rows or contents, and in small ones by distance.
 
     Samples of one split that lie fifty times as near to one of the other, with the same target, as
-    samples of the other lie to each other are the same samples with a little noise.
+    samples of the other lie to each other are the same samples with a little noise. So are windows
+    of one series of which both halves, what follows them included, stand within windows of the other split.
     """
     parts = data_parts(subject)
     splits_ = [part for part in parts if part.is_map_style]

@@ -176,9 +176,15 @@ def nearly_leaked(
 ) -> Finding:
     """Samples of two splits are the same but for a trifle; ``declared`` is where the contract names them."""
     a, b = found.pairs[0]
+    within = found.within
     return violated(
         "split-near",
-        f"{found.near} of {found.compared} samples of {second.role} are samples of {first.role}, changed a little",
+        f"{found.near} of {found.compared} samples of {second.role} "
+        + (
+            f"lie within samples of {first.role}"
+            if within
+            else f"are samples of {first.role}, changed a little"
+        ),
         culprits=tuple(
             Culprit(
                 "dataset",
@@ -189,11 +195,19 @@ def nearly_leaked(
             for part, index in ((second, b), (first, a))
         ),
         location=making_line(declared, second.role) or second.class_line,
-        observed=f"they lie {found.distance:.3g} from a sample of {first.role} with the same target; samples of "
+        observed=f"both halves of each stand, number by number, in samples of {first.role}, at other places of them"
+        if within
+        else f"they lie {found.distance:.3g} from a sample of {first.role} with the same target; samples of "
         f"{first.role} lie {found.usual:.3g} from their third neighbours",
-        cause=f"{second.role} is made from samples that {first.role} holds too",
-        because=f"{second.role}[{b}] is beside {first.role}[{a}]; distances are in standard deviations of each input",
-        fix="split once, by shuffled indices, before samples are augmented, windowed or given noise",
+        cause="windows that overlap are split one by one"
+        if within
+        else f"{second.role} is made from samples that {first.role} holds too",
+        because=f"the later half of {second.role}[{b}] is within {first.role}[{a}]"
+        if within
+        else f"{second.role}[{b}] is beside {first.role}[{a}]; distances are in standard deviations of each input",
+        fix="split the series by time, or by recording, and make windows of each part"
+        if within
+        else "split once, by shuffled indices, before samples are augmented, windowed or given noise",
         evidence={"pairs": [list(pair) for pair in found.pairs], "near": found.near},
     )
 

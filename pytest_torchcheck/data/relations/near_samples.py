@@ -27,6 +27,8 @@ _SECONDS: Final = 1.0
 """How long reading of one dataset may take: slow ones are compared by contents alone."""
 _TARGETS: Final = 0.9
 _SHARE: Final = 0.25
+_INSIDE: Final = 0.5
+"""Share of the second's samples that must be within the first's: at the border of two times it is less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +41,15 @@ class Near:
         compared: How many of the second were compared.
         distance: Their median distance.
         usual: The median distance of a sample of the first to its third neighbour there.
+        within: Whether they are no samples of the first, but numbers that stand in a row within its samples.
     """
 
     pairs: tuple[tuple[int, int], ...]
     near: int
     compared: int
-    distance: float
-    usual: float
+    distance: float = 0.0
+    usual: float = 0.0
+    within: bool = False
 
 
 _Rows = tuple[list[int], torch.Tensor, torch.Tensor]
@@ -54,6 +58,7 @@ _Rows = tuple[list[int], torch.Tensor, torch.Tensor]
 def near_samples(first: Part, second: Part, *, seed: int = 0) -> Near | None:
     """Compare numbers of the inputs; None where few of the second lie near the first, or where nothing can be compared.
 
+    Windows of one series that are split at random are near none of the other split, and within several of them.
     Near is a fiftieth of the distance at which samples of the first have neighbours themselves, with equal
     targets: dense data have near neighbours in either dataset.
     """
@@ -62,6 +67,10 @@ def near_samples(first: Part, second: Part, *, seed: int = 0) -> Near | None:
     one, two = _rows(first, _MOST_FIRST, seed), _rows(second, _MOST_SECOND, seed)
     if one is None or two is None or one[1].shape[1] != two[1].shape[1]:
         return None
+    return _beside(one, two) or _within(one, two)
+
+
+def _beside(one: _Rows, two: _Rows) -> Near | None:
     scale = one[1].std(0)
     used = scale > 0
     if int(used.sum()) < 2:
@@ -83,6 +92,47 @@ def near_samples(first: Part, second: Part, *, seed: int = 0) -> Near | None:
         distance=float(distances[near].median()),
         usual=usual,
     )
+
+
+def _within(one: _Rows, two: _Rows) -> Near | None:
+    """Return the samples of the second of which both halves stand in samples of the first, at other places of them.
+
+    A target of numbers belongs to the second half: what follows a window is within others too. A second split
+    of later times shares its first windows with the first at most, and the later half of few.
+    """
+    labelled = all(_whole(rows[2]) and not _whole(rows[1]) for rows in (one, two))
+    parts = [(x,) if labelled else (x, t) for _, x, t in (one, two)]
+    a, b = (torch.cat(part, 1).contiguous() for part in parts)
+    middle = b.shape[1] // 2
+    if middle < _FEWEST // 2 or a.shape[1] != b.shape[1]:
+        return None
+    if float(torch.isin(b[:, middle], a).double().mean()) < _INSIDE:
+        return None  # hardly a number of the second occurs in the first
+    halves = slice(0, middle), slice(b.shape[1] - middle, None)
+    found: dict[bytes, list[tuple[int, int]]] = {}
+    for place, row in enumerate(a):
+        for start in range(a.shape[1] - middle + 1):
+            found.setdefault(_bytes(row[start : start + middle]), []).append((start, place))
+    pairs = []
+    for place, row in enumerate(b):
+        seen = [
+            next((i for start, i in found.get(_bytes(row[half]), ()) if start != half.start), None)
+            for half in halves
+        ]
+        varied = all(len(row[half].unique()) > middle // 2 for half in halves)
+        if varied and seen[0] is not None and seen[1] is not None:
+            pairs.append((one[0][seen[1]], two[0][place]))
+    if len(pairs) < max(_INSIDE * len(b), _FEWEST // 2):
+        return None
+    return Near(pairs=tuple(pairs[:8]), near=len(pairs), compared=len(b), within=True)
+
+
+def _whole(rows: torch.Tensor) -> bool:
+    return bool((rows == rows.round()).all())
+
+
+def _bytes(row: torch.Tensor) -> bytes:
+    return bytes(row.numpy().tobytes())
 
 
 def _same_targets(one: torch.Tensor, two: torch.Tensor, every: torch.Tensor) -> bool:

@@ -54,3 +54,30 @@ GRID = torch.cartesian_prod(torch.linspace(0, 1, 10), torch.linspace(0, 1, 10))
 )
 def test_splits_of_close_samples_are_sound(train, held_out):
     assert "split-near" not in found(train, held_out)
+
+
+SERIES = torch.randn(160, 2, generator=torch.Generator().manual_seed(5)).cumsum(0)
+WINDOWS = SERIES.unfold(0, 12, 1).mT  # [149, 12, 2]
+NEXT = SERIES[12:]
+KINDS = (torch.arange(149) // 30)[:, None]
+ORDER = torch.randperm(148, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("targets", [NEXT, KINDS], ids=["next", "labels"])
+def test_windows_of_one_series_that_are_split_at_random(targets):
+    train, held_out = ORDER[:110], ORDER[110:]
+    splits = ((WINDOWS[i], targets[i]) for i in (train, held_out))
+    assert found(*splits) == {"split-near": "violated"}
+
+
+@pytest.mark.parametrize("targets", [NEXT, KINDS], ids=["next", "labels"])
+@pytest.mark.parametrize("first", [136, 110], ids=["few", "many"])
+def test_windows_of_a_later_time_share_their_context_at_most(targets, first):
+    splits = ((WINDOWS[i], targets[i]) for i in (slice(first), slice(first, 148)))
+    assert "split-near" not in found(*splits)
+
+
+def test_what_stands_at_one_place_of_all_samples_is_no_window():
+    frame = torch.randn(9, generator=g)
+    framed = torch.cat((frame.expand(80, -1), X[:, :1], frame.expand(80, -1)), 1)
+    assert "split-near" not in found((framed[:40], Y[:40]), (framed[40:], Y[40:]))
