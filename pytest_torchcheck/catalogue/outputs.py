@@ -38,7 +38,7 @@ CHECKS: tuple[Check, ...] = (
             "Other sizes of the declared symbols work, and a batch of one gives the same "
             "output as in a larger batch.",
             cost="1 F for each of the drawn sizes, up to 16 F of the smallest batch over the ranges of "
-            "other sizes, and 1 F for the batch of one; 2 more in "
+            "other sizes, 1 F for the batch of one, and 1 F of three samples of a large batch; 2 more in "
             "float64 only where bits differ; a declared step once",
         ),
     ),
@@ -89,7 +89,7 @@ CHECKS: tuple[Check, ...] = (
             "causality",
             "The output at position t does not depend on the input after t.",
             promise="Causal",
-            cost="1 F for each of up to 3 positions",
+            cost="1 F for each of up to 3 positions; 3 F of one sample of the largest declared sizes",
         ),
         check(
             "past-influence",
@@ -121,19 +121,19 @@ CHECKS: tuple[Check, ...] = (
             "padding-invariance",
             "Neither the values nor the number of padded positions affect the output elsewhere.",
             promise="PaddingInvariant",
-            cost="3 F in float64",
+            cost="3 F in float64; 3 F of one sample of the largest declared sizes",
         ),
         check(
             "permutation-invariance",
             "Permuting the declared inputs leaves the output unchanged.",
             promise="PermutationInvariant",
-            cost="3 F in float64",
+            cost="3 F in float64; 2 F of one sample of the largest declared sizes",
         ),
         check(
             "permutation-equivariance",
             "Permuting the declared inputs permutes the output in the same way.",
             promise="PermutationEquivariant",
-            cost="3 F in float64",
+            cost="3 F in float64; 2 F of one sample of the largest declared sizes",
         ),
     ),
     *family(

@@ -274,7 +274,8 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     The step learns from these samples too: one that changes nothing because it catches an error is told.
     Single samples of sizes all over their ranges run too, in eval mode.
 
-    What a batch of another size leaves in the model must not change what the base batch gives after it.
+    What a batch of another size leaves in the model must not change what the base batch gives after it. In a
+    large batch samples give what a few of them give.
     """
     if (failed := step_of_fewer(subject)) is not None:
         yield failed

@@ -81,7 +81,10 @@ class _Futures:
 
 
 def causality(subject: Subject) -> Iterator[Finding]:
-    """Change the input's suffix by finite values; the output's prefix must keep its bits."""
+    """Change the input's suffix by finite values; the output's prefix must keep its bits.
+
+    One sample of the largest declared sizes is asked too: a table of the mask ends somewhere.
+    """
     for promise in subject.promised("Causal"):
         assert isinstance(promise, promises.Causal)
         found = promise_woken(subject, _causal, promise)
