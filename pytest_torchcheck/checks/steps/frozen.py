@@ -45,7 +45,7 @@ def averaged(subject: Subject, names: Sequence[str]) -> dict[str, str]:
 
 
 def _copied_from(tensors: Mapping[str, nn.Parameter], names: Sequence[str]) -> dict[str, str]:
-    """Return the trained parameter that each name equals: by its values, or where those are constant by its place beside others."""
+    """Return the trained parameter that each name equals: by its values, or where those are constant by its path."""
     trained = {n: t for n, t in tensors.items() if t.requires_grad}
     found: dict[str, str] = {}
     prefixes: dict[str, str] = {}

@@ -42,7 +42,7 @@ def built_for_time_first(
     with contextlib.ExitStack() as stack:
         for module in flagged:
             stack.callback(setattr, module, "batch_first", False)
-            setattr(module, "batch_first", True)  # noqa: B010  # no attribute of every module
+            module.batch_first = True  # type: ignore[assignment]
         try:
             if mixes():
                 return None

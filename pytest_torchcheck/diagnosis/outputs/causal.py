@@ -171,7 +171,8 @@ def _mixing(subject: Subject, batch: Batch, changed: Mapping[int, Batch]) -> Pla
 def _from_first_key(trace: Trace, place: Place) -> Place | None:
     """Return the place with its cause where attention has more keys than queries, and counts both from the first.
 
-    So does a mask that is a lower triangle from its first corner, and ``is_causal``, which lets query i see the keys 0 to i, counted from the first key. Queries that continue
+    So does a mask that is a lower triangle from its first corner, and ``is_causal``, which lets query i see
+    the keys 0 to i, counted from the first key. Queries that continue
     a cache are the last positions, not the first.
     """
     for step in trace.steps:

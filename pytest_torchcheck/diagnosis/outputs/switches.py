@@ -1,4 +1,4 @@
-"""Forwards that depend on whether a graph is recorded, forwards that set their own mode, and modes that do not arrive."""
+"""Forwards that depend on whether a graph is recorded or set their own mode, and modes that do not arrive."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ class Loading:
         if self.kind == "renamed":
             return f"line {self.location.line} names the entry {self.key!r}, which no part of the model has"
         order = ": the same values in another order" if self.permuted else ""
-        return f"line {self.location.line} makes {self.key} from other entries, with other values than were saved{order}"
+        made = f"line {self.location.line} makes {self.key} from other entries"
+        return f"{made}, with other values than were saved{order}"
 
     @property
     def fix(self) -> str:

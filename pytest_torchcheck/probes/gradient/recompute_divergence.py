@@ -96,12 +96,16 @@ class _Recomputation(Watch):
             return
         op = self.op(name_of(func))
         place = op.location
-        key = (op.name, op.module, place and (place.file, place.line))
+        # a module of torch's own has no line of the user's around it in the backward
+        keys = ((op.name, op.module, place and (place.file, place.line)), (op.name, op.module))
         prints = [fingerprint(t) for t in made]
         if not op.backward:
-            self._regions.setdefault(key, self._region())
-            self._forward.setdefault(key, []).append((op, prints, made[0].detach().clone()))
+            seen = (op, prints, made[0].detach().clone())
+            for key in keys:
+                self._regions.setdefault(key, self._region())
+                self._forward.setdefault(key, []).append(seen)
             return
+        key = next((key for key in keys if key in self._forward), keys[0])
         candidates = self._forward.get(key, [])
         if not candidates:
             return
@@ -118,7 +122,7 @@ class _Recomputation(Watch):
         self.found = Divergence(
             kind="recomputed",
             op=op,
-            location=op.location,
+            location=op.location or candidates[0][0].location,
             module=op.module,
             fact=fact,
             share=share,

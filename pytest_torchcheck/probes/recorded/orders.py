@@ -1,4 +1,4 @@
-"""In which order the entries of a set stand in each value of a run, as seen beside a run with the entries in another order."""
+"""In which order the entries of a set stand in each value of a run, beside a run with them in another order."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def reordering(base: Trace, permuted: Trace, until: Op, order: Tensor) -> Step |
 
 
 def _stands(one: Tensor | None, two: Tensor | None, order: Tensor) -> str:
-    """Say how the entries of a value stand in the second run: ``kept``, ``moved`` as they were, ``other``, or nothing."""
+    """Say how the entries of a value stand in the second run: ``kept``, ``moved`` as given, ``other``, or nothing."""
     if one is None or two is None or one.shape != two.shape or not one.is_floating_point():
         return ""
     allowed = _CLOSE * float(one.abs().max()) if one.numel() else 0.0
