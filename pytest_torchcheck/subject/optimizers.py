@@ -22,6 +22,7 @@ class Coverage:
         frozen: Parameters that require no gradient but stand in an optimizer.
         foreign: Shapes of tensors in an optimizer that are none of the model's parameters.
         optimizers: Class names.
+        held: Parameters that stand in an optimizer.
     """
 
     missing: tuple[str, ...]
@@ -29,6 +30,7 @@ class Coverage:
     frozen: tuple[str, ...]
     foreign: tuple[tuple[int, ...], ...]
     optimizers: tuple[str, ...]
+    held: frozenset[str]
 
 
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -115,4 +117,5 @@ def cover(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Coverage
         frozen=tuple(name for name, p in named.items() if not p.requires_grad and id(p) in counts),
         foreign=tuple(tuple(p.shape) for p in held if id(p) not in own),
         optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
+        held=frozenset(name for name, p in named.items() if id(p) in counts),
     )

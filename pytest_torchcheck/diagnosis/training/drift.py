@@ -42,7 +42,7 @@ def drifted(subject: Subject, names: list[str], made: Trajectory) -> Finding:
     name = names[0]
     trainable = parameters[name].requires_grad
     place = optimizer_line(subject, name) or sources.of_parameter(subject.model, name)
-    held = name in made.coverage.frozen or (trainable and name not in made.coverage.missing)
+    held = name in made.coverage.held
     entry = _entry(subject, name)
     writes = entry is not None and entry.kind == "call" and entry.detail == "writes to it"
     if writes and entry is not None:

@@ -37,7 +37,7 @@ def test_the_mean_over_every_position_is_named(masked: bool) -> None:
     assert report.ok is masked
     for found in report.failing:
         assert found.location.text == "soft = flat.mean()  # every position"
-        assert [c.name for c in found.culprits] == ["loss", "mean"]
+        assert [c.name for c in found.culprits] == ["loss", "mean", "neg"]
 
 
 def test_a_loss_over_flattened_positions_is_named() -> None:
