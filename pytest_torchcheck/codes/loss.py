@@ -56,6 +56,7 @@ of_other_samples = One("diagnosis.loss.targets:of_other_samples", "target-of-ano
 shared = One("diagnosis.loss.targets:shared", "samples-share-targets")
 unbounded = One("diagnosis.loss.bounds:unbounded", "loss-unbounded")
 unread = One("diagnosis.loss.targets:unread", "target-unread")
+without_effect = One("diagnosis.loss.targets:without_effect", "targets-ignored")
 one_suits_all = One("diagnosis.loss.suiting:one_suits_all", "targets-ignored")
 skipped = One("diagnosis.loss.targets:skipped", "target-unread targets-ignored", doubtful=True)
 

@@ -22,6 +22,7 @@ from ...probes.loss.places import deaf_gradient
 from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, chosen_by_loss, pulls_of
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import forward_facts, output_for_loss
+from ...runs.liveness.unread import lost_results
 from ...runs.losses.consumption import evidence, loss_calls
 from ...runs.losses.suiting import one_for_all
 from ...specs import Labels
@@ -169,6 +170,9 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     paths = unread_targets(loss.batch, lambda batch: {"loss": loss.run(batch)[0].detach()})
     if (status := _how_sure(subject, loss.batch, paths, subject.contract.loss)) is not None:
         yield explain.ignored(subject, loss, paths, status)
+        return
+    if paths and (lost := lost_results(partial(loss.run, loss.batch))):
+        yield explain.without_effect(paths, lost[0])
         return
     axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
     size = 0 if axis is None or symbol is None else loss.samples(axis)

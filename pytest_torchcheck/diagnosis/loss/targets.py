@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ...probes.loss.directions import Direction
     from ...probes.loss.slopes import LossOfOutput, Repelled, Slopes
     from ...probes.recorded.watch import Op
+    from ...runs.liveness.unread import Unread
     from ...runs.losses.step_reads import StepReads
     from ...subject import Subject
 
@@ -176,6 +177,24 @@ def ignored(
         if others
         else "compare the output with the targets; for a loss that needs none, declare "
         + ("batch=(inputs, None)" if subject.batch().origin == "real" else "no targets"),
+    )
+
+
+def without_effect(paths: list[str], lost: Unread) -> Finding:
+    """Explain a target that the loss computes with, and of which it loses the result."""
+    what, place = listed(paths), lost.location
+    return violated(
+        "targets-ignored",
+        f"{what} has no effect: the loss loses the result of {lost.op}",
+        culprits=[
+            *(Culprit("target", path, "has no influence") for path in paths),
+            Culprit("call", lost.op, "its result is never read", place),
+        ],
+        location=place,
+        observed=f"changed values of {what} leave the loss bit-equal for the same output",
+        cause=f"line {place.line} computes {lost.text}, and nothing reads it",
+        because=f"no later operation of the loss was given the result of {lost.op}",
+        fix="use its result: assign it to the name that the loss goes on with",
     )
 
 

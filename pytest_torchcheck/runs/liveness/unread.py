@@ -19,7 +19,7 @@ from ..facts import outputs
 from ..training.observation import observe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ...batches import Batch
     from ...findings import Location
@@ -138,6 +138,20 @@ def _told(place: Place, path: str, dim: int, size: int, calls: int) -> OnlyLast 
 @remembered("unread-in-training")
 def _trained(subject: Subject) -> UnreadWatch:
     return _watched(subject, train=True)
+
+
+def lost_results(run: Callable[[], object]) -> list[Unread]:
+    """Run a loss and return its results that the source loses; a name that is never read may be there for a debugger.
+
+    Args:
+        run: Takes no arguments.
+    """
+    watch = UnreadWatch()
+    with torch.enable_grad(), watch:
+        result = run()
+    del result
+    judged = map(_judged, watch.unread)
+    return [one for one in judged if one is not None and one.kind != "bound"]
 
 
 def _watched(subject: Subject, *, train: bool) -> UnreadWatch:
