@@ -200,7 +200,7 @@ class Account:
         return grad.device.type != "meta" and not bool(torch.count_nonzero(values))
 
     def written_since(self, step: int) -> bool:
-        """Note a backward pass of a step; say whether it is not the first one, and whether something was written in between.
+        """Note a backward pass of a step; say whether something was written since an earlier pass of this step.
 
         What is written to ``.data`` counts no version: on the CPU, a number is looked at too.
         """

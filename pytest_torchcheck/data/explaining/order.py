@@ -286,7 +286,8 @@ def shards_leave_out(part: Part, found: Shards) -> Finding:
     place = divided or own_line(part, r"def __iter__")
     return violated(
         "worker-drops",
-        f"{part.prefix}the {found.workers} workers of {part.name} leave out {found.left_out} of its {found.whole} samples",
+        f"{part.prefix}the {found.workers} workers of {part.name} leave out {found.left_out} of its "
+        f"{found.whole} samples",
         culprits=(dataset_culprit(part, part.name, f"sample {found.first} is in no worker's share", place),),
         location=place,
         observed=f"one process delivers {found.whole} samples; {found.left_out} of them, the first at place "
