@@ -47,8 +47,7 @@ def plain_step_seconds(subject: Subject) -> float | None:
     """
     times = []
     try:
-        with subject.pristine(steps=True) as model:
-            model.train()
+        with subject.pristine(steps=True, train=True) as model:
             seed_everything(subject.seed)
             made = subject.make_optimizer(model)
             for _ in range(2):

@@ -181,6 +181,11 @@ class Batch:
         return f"Batch({self.describe()})"
 
 
+def identity_of(batch: Batch) -> tuple[Any, ...]:
+    """Return what tells one batch of a source from another."""
+    return batch.seed, tuple(sorted(batch.sizes.items())), batch.layout, batch.origin
+
+
 def _by_id(batch: Batch) -> Iterator[tuple[int, Tensor]]:
     return ((id(leaf), leaf) for leaf in batch.tensors().values())
 

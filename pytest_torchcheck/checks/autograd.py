@@ -250,8 +250,7 @@ def _merge(dead: dict[str, str], stats: Mapping[str, object]) -> None:
 
 def _after_steps(subject: Subject, dead: dict[str, str]) -> None:
     """Look once more after two steps: zero-initialised heads, gates and LoRA come alive then."""
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         trainable = [p for p in model.parameters() if p.requires_grad]
         for step in range(3):
             batch = subject.batch(step % 2).clone()

@@ -188,8 +188,7 @@ def mode_flags(subject: Subject) -> Iterator[Finding]:
     if not subject.has_modes:
         yield not_applicable("an exported program has one mode: its train() and eval() raise")
         return
-    with subject.pristine() as model:
-        model.eval()
+    with subject.pristine(train=False) as model:
         # the flag of a container that nobody calls decides nothing
         training = {n: m for n, m in model.named_modules() if m.training and not _is_list(m)}
         model.train()

@@ -281,7 +281,6 @@ def _row(subject: Subject, found: Found) -> CoverageRow:
 def gradcheck_module(subject: Subject) -> Iterator[Finding]:
     """Compare directional derivatives of every parameter and floating input; locate the submodule that differs."""
     batch = subject.batch().clone()
-    with subject.pristine() as model:
-        model.train()
+    with subject.pristine(train=True) as model:
         inputs = batch.args if not batch.kwargs else batch.kwargs
         yield from check_module(model, inputs, name=subject.contract.name, seed=subject.seed)

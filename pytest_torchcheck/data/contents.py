@@ -60,7 +60,7 @@ class Held:
 def locate(owner: Any, attribute: str) -> Location | None:
     """Return the line that binds a name: in a class (``self.name = ...``), a function or a module."""
     if isinstance(owner, types.ModuleType):
-        return _global_line(owner, attribute)
+        return sources.search(owner, rf"^{re.escape(attribute)}\s*[=:]")
     if isinstance(owner, types.FunctionType):
         return _enclosing_line(owner, attribute) or sources.of_object(owner)
     if owner is None:
@@ -71,17 +71,6 @@ def locate(owner: Any, attribute: str) -> Location | None:
         or (sources.search(type(owner), named) if attribute else None)
         or sources.of_user_object(owner)
     )
-
-
-def _global_line(module: types.ModuleType, name: str) -> Location | None:
-    try:
-        lines, _ = inspect.getsourcelines(module)
-    except (OSError, TypeError):
-        return None
-    for number, text in enumerate(lines, 1):
-        if text.startswith((f"{name} =", f"{name}=", f"{name}:")):
-            return Location(file=module.__file__ or "", line=number, text=text.strip())
-    return None
 
 
 def _enclosing_line(function: types.FunctionType, name: str) -> Location | None:

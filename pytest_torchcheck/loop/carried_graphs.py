@@ -165,8 +165,7 @@ def growing_graph(subject: Subject) -> tuple[str, tuple[int, ...]] | None:
     """
     contract = subject.contract
     sizes: dict[str, list[int]] = {}
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         optimizer = subject.make_optimizer(model)
         for call in range(_CALLS):

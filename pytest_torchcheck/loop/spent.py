@@ -59,8 +59,7 @@ def spent_loop(subject: Subject) -> SpentLoop | None:
                 emptied.setdefault((id(frame), name), here)
         return False
 
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         made = subject.make_optimizer(model)
         clear_gradients(model)
         seed_everything(subject.seed)

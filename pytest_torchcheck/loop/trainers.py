@@ -187,8 +187,7 @@ def other_labels(labels: torch.Tensor, where: torch.Tensor | None = None) -> tor
 def loss_of(subject: Subject, batch: Batch) -> float:
     """Return the trainer's loss of a batch in train mode, under the subject's seed."""
     batch = batch.clone()
-    with subject.pristine() as model:
-        model.train()
+    with subject.pristine(train=True) as model:
         seed_everything(subject.seed)
         with torch.no_grad():
             return float(subject.compute_loss(subject.call(model, batch), batch))
@@ -226,8 +225,7 @@ def learnt_shift(
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
         return None
     batch = batch.clone()
-    with subject.pristine() as model:
-        model.train()
+    with subject.pristine(train=True) as model:
         seed_everything(subject.seed)
         with torch.enable_grad(), subject.phase("loss", batch):
             loss, logits = graded(model, batch)

@@ -71,8 +71,7 @@ def place_of(found: Rectified) -> tuple[str, str]:
 
 def signals_of(subject: Subject, index: int) -> Signals:
     """Run another batch forward in training mode and return what its activations did."""
-    with subject.pristine() as model:
-        model.train()
+    with subject.pristine(train=True) as model:
         seed_everything(subject.seed + index)
         with SignalWatch(model, None) as watch, torch.no_grad():
             subject.call(model, subject.batch(index).clone())

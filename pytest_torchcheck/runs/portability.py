@@ -208,8 +208,7 @@ def _pretend(
     strays = [
         (tensor, stray_attribute(path, tensor, holding.location)) for path, tensor, holding in left
     ]
-    with subject.pristine() as model:
-        model.train()
+    with subject.pristine(train=True) as model:
         seed_everything(subject.seed)
         loss = subject.contract.loss
         own = loss.state_dict(keep_vars=True).values() if isinstance(loss, nn.Module) else ()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .. import deadline
+from ..batches.batch import identity_of
 from ..codes.undecided import NO_VALUES
 from ..declared.callables import loss_of
 from ..loop.closures import keeps_something
@@ -21,7 +22,7 @@ from .errors import Again, LossKind, NothingToDifferentiate, Phase, SubjectError
 from .gradients import Gradients, clear_gradients, gradient_stats
 from .losses import own_loss, probe_loss
 from .optimizers import default_optimizer, optimizers_of
-from .pristine import PristineModel, batch_identity
+from .pristine import PristineModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,7 +184,7 @@ class Subject(PristineModel):
         try:
             moved = batch.to(device=device)
         except RuntimeError:  # the batch's device can no longer be read
-            if (kept := self._placed.get(batch_identity(batch))) is None:
+            if (kept := self._placed.get(identity_of(batch))) is None:
                 raise
             moved = kept
         if self._original is not None:
@@ -197,8 +198,7 @@ class Subject(PristineModel):
         def run() -> None:
             try:
                 if phase == "step":
-                    with twin.pristine(steps=True) as model:
-                        model.train()
+                    with twin.pristine(steps=True, train=True) as model:
                         twin.train_step(model, twin.make_optimizer(model), batch.clone())
                 elif phase == "forward":
                     twin.forward(batch, train=train)

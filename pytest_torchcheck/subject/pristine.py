@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .. import deadline
+from ..batches.batch import identity_of
 from ..declared.factories import not_built
 from ..declared.limits import DTYPES
 from ..declared.names import unknown_names, with_inputs
@@ -227,12 +228,13 @@ class PristineModel:
         self.cache.clear()
 
     @contextlib.contextmanager
-    def pristine(self, *, steps: bool = False) -> Iterator[nn.Module]:
+    def pristine(self, *, steps: bool = False, train: bool | None = None) -> Iterator[nn.Module]:
         """Give the model in its pristine state and put it back afterwards.
 
         Args:
             steps: Parameters may change inside, so their values are kept and put back. Without it
                 their values are put back only where a copy exists.
+            train: Put the model into training mode, or into evaluation mode; by default it keeps its modes.
         """
         deadline.keep()
         model = self.model
@@ -243,6 +245,8 @@ class PristineModel:
         self._depth += 1
         try:
             with isolated(seeds=True), self._own_kept(steps):
+                if train is not None:
+                    (model.train if train else model.eval)()
                 yield model
         finally:
             self._depth -= 1
@@ -355,7 +359,7 @@ class PristineModel:
         """Return the batch on the subject's device and dtype; drawn tensors of no declared dtype have the model's."""
         placed = self._in_dtype_of_model(batch).to(device=self.device, dtype=self.dtype)
         if placed is not batch and self.device.type != "cpu":
-            self._placed[batch_identity(placed)] = batch
+            self._placed[identity_of(placed)] = batch
             while len(self._placed) > _KEPT_BATCHES:
                 self._placed.pop(next(iter(self._placed)))
         return placed
@@ -383,11 +387,6 @@ class PristineModel:
         deadline.keep()
         with self.phase("forward", batch, lambda: self.contract.invoke(model, batch)):
             return opened(self.graphs.call(model, lambda: self.contract.invoke(model, batch)))
-
-
-def batch_identity(batch: Batch) -> tuple[Any, ...]:
-    """Return what tells one batch of a source from another."""
-    return batch.seed, tuple(sorted(batch.sizes.items())), batch.layout, batch.origin
 
 
 def _same_data(tensor: torch.Tensor, copy_: torch.Tensor) -> bool:

@@ -268,8 +268,7 @@ def _refusal(subject: Subject, dtype: torch.dtype) -> str:
 def _step_error(subject: Subject, batch: Batch) -> str:
     try:
         if subject.contract.train_step is not None:
-            with subject.pristine(steps=True) as model:
-                model.train()
+            with subject.pristine(steps=True, train=True) as model:
                 subject.train_step(model, subject.make_optimizer(model), batch.clone())
         elif subject.contract.loss is not None:
             with subject.backward(batch):

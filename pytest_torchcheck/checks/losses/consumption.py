@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import sources
 from ...codes import loss as explain
 from ...codes import updates
 from ...codes.undecided import BLOCKED
@@ -30,7 +29,7 @@ from .targets import base_slopes, loss_of_output, unread_by_step
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...findings import Finding, Location
+    from ...findings import Finding
     from ...probes.loss.lost import Lost
     from ...subject import Subject
 
@@ -376,12 +375,3 @@ def _gain(subject: Subject, name: str | None) -> float | None:
         return None
     fan_in = math.prod(weight.shape[1:])
     return float(weight.detach().float().square().mean().sqrt()) * math.sqrt(fan_in)
-
-
-def loss_line(subject: Subject) -> Location | None:
-    """Return the line of the user's loss that returns, or where it is defined."""
-    loss = subject.contract.loss
-    if loss is None or isinstance(loss, str):
-        return None
-    function = loss.forward if isinstance(loss, torch.nn.Module) else loss
-    return sources.search(function, r"^\s*return\b") or sources.of_object(loss)

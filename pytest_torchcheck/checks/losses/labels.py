@@ -48,8 +48,7 @@ def output_gradients(
 
 def _gradients(subject: Subject, batch: Batch, own: bool, dims: Container[int]) -> Gradients | None:
     """Return outputs and gradients; of a loss that the model computes, its graph is that of the forward."""
-    with subject.pristine() as model:
-        model.train()
+    with subject.pristine(train=True) as model:
         seed_everything(subject.seed)
         with torch.set_grad_enabled(own):
             output = subject.call(model, batch)

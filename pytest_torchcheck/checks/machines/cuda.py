@@ -168,8 +168,7 @@ def host_syncs(subject: Subject) -> Iterator[Finding]:
         pass
     where = "forward and backward"
     if subject.contract.train_step is not None:
-        with subject.pristine(steps=True) as model:
-            model.train()
+        with subject.pristine(steps=True, train=True) as model:
             optimizer = subject.make_optimizer(model)
             subject.train_step(model, optimizer, subject.batch().clone())
             with layer.host_syncs() as more:

@@ -287,8 +287,7 @@ def _gradients_at_step(
             seen.zero.append(all(is_zero(p.grad) is True for p in wanted.values()))
 
     hooks: list[Any] = []
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         known = dict(model.named_parameters())
         wanted = {name: known[name] for name in names}

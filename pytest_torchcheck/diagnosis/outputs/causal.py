@@ -60,11 +60,9 @@ def differs(
 def _parting(subject: Subject, promise: Causal, batch: Batch, path: str, way: Way) -> Place | None:
     """Return the first operation of the last step whose result is not the end of the one call's."""
     copy = batch.clone()
-    with subject.pristine() as model:
-        model.eval()
+    with subject.pristine(train=False) as model:
         whole = record(lambda: subject.call(model, copy), model)
-    with subject.pristine() as model:
-        model.eval()
+    with subject.pristine(train=False) as model:
         step = record(last_step(subject, model, batch, path, promise.dim, way), model)
         found = first_divergence(whole, step, allowed=_ROUNDED, align="suffix")
         return place_of(found, model)

@@ -228,8 +228,7 @@ def _entry(subject: Subject, name: str) -> Culprit | None:
         def _culprit(self, detail: str, func: Any, line: Location | None) -> Culprit:
             return Culprit("call", name_of(func), detail, line)
 
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         watch = Entry(model)

@@ -69,8 +69,7 @@ def making(subject: Subject) -> Making:
     made = Making()
     if subject.contract.optimizer is None:
         return made
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         off = {n for n, p in model.named_parameters() if not p.requires_grad}
         known: set[tuple[str, int]] = set()

@@ -209,8 +209,7 @@ def lost(subject: Subject, name: str) -> LeftOut | None:
     made = making(subject)
     found: list[Location] = []
     held: dict[FrameType, bool] = {}
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         parameter = dict(model.named_parameters())[name]
 
@@ -249,8 +248,7 @@ def skipped(subject: Subject, name: str) -> LeftOut | None:
     None where a list of that function holds the parameter by then: it was skipped because it had been added.
     """
     found: dict[tuple[str, int], Location] = {}
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         parameter = dict(model.named_parameters())[name]
         owner = model.get_submodule(name.rpartition(".")[0])

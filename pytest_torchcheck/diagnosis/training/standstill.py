@@ -268,8 +268,7 @@ def _in_step(
     subject: Subject, find: Callable[[Callable[[], object], nn.Module], dict[str, _Found]]
 ) -> dict[str, _Found]:
     """Look for something in a run of the user's own step; nothing is found where it raises."""
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         made = subject.make_optimizer(model)
         batch = subject.batch().clone()
         seed_everything(subject.seed)

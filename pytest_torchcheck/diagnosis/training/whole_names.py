@@ -67,8 +67,7 @@ def compared_whole(subject: Subject) -> Finding | None:
     if not tests:
         return None
     found: dict[Location, _Unmet] = {}
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         made = _made(subject, model, tests, found)
         if made is None:

@@ -88,8 +88,7 @@ def _stepped(subject: Subject, name: str, since: int, factor: float | None) -> t
         reached.append(bool(gradient.any()))
         return None if factor is None else factor * gradient
 
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         clear_gradients(model)

@@ -55,8 +55,7 @@ def _train(subject: Subject, model: torch.nn.Module, optimizer: Any, batch: Any)
 
 def inference_leak(subject: Subject) -> Leak | None:
     """Look for what calls in eval mode without gradients leave behind."""
-    with subject.pristine() as model:
-        model.eval()
+    with subject.pristine(train=False) as model:
         seed_everything(subject.seed)
         batch = subject.batch()
 

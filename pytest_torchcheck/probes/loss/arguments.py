@@ -168,8 +168,7 @@ def by_step(subject: Subject, *batches: Batch, seed: int = 0) -> dict[str, torch
     Raises:
         SubjectError: The step raises.
     """
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed + seed)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         optimizer = subject.make_optimizer(model)

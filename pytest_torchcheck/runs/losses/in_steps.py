@@ -88,8 +88,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
     both an output and a target grow.
     """
     batch = subject.batch().clone()
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         watch = _StepWatch(model, trees.tensors(batch.targets).values(), batch.tensors().values())
         try:
@@ -166,8 +165,7 @@ def _loss_with(
     subject: Subject, found: PartialNorm, change: Callable[[Tensor], Tensor]
 ) -> float | None:
     """Return the loss of the step on which a derivative is changed; None where it raises or has none."""
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         turned = Turned(found, change)

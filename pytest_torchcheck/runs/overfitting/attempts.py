@@ -90,8 +90,7 @@ def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budg
     batch = small_batch(subject)
     losses: list[float] = []
     ended = "budget"
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         first = _rate_of(made)

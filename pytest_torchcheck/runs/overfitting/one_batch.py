@@ -143,8 +143,7 @@ def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
     The floor is read from the graph of the loss where that tells it; else some steps on the outputs
     alone, as if the model could say anything, show how far the loss falls.
     """
-    with subject.pristine() as model:
-        model.train()
+    with subject.pristine(train=True) as model:
         return look_from(subject, model, batch, budget)
 
 

@@ -93,8 +93,7 @@ def _alike(grad: torch.Tensor, dim: int, largest: float) -> bool:
 def _still_equal(subject: Subject, suspects: set[tuple[str, int]]) -> set[tuple[str, int]]:
     """Return those whose rows went somewhere in a few steps of the user's, all to the same place."""
     before = {name: p.detach().clone() for name, p in subject.named_parameters().items()}
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         try:
             optimizer = subject.make_optimizer(model)
             for index in range(STEPS):

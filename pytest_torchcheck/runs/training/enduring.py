@@ -44,8 +44,7 @@ def stops_training(subject: Subject) -> tuple[str, ...]:
     """Return what gets a gradient at first, and after more steps, from the first weights again, does not; cached."""
     first = subject.gradients().stats
     faint = _faint(subject)
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         try:
             optimizer = subject.make_optimizer(model)
@@ -90,8 +89,7 @@ def fades(subject: Subject, names: Collection[str]) -> tuple[str, ...]:
     if not names:
         return ()
     norms: dict[str, list[float]] = {name: [] for name in names}
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         try:
             with torch.no_grad():
@@ -138,8 +136,7 @@ def decays_alone(subject: Subject, made: Trajectory) -> tuple[str, ...]:
     names = made.left.decaying
     if not names:
         return ()
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         try:
             subject.passes(model, subject.batch().clone())
@@ -241,8 +238,7 @@ _Tensors = dict[str, torch.Tensor]
 
 def _calls(subject: Subject, batches: list[Batch]) -> Iterator[tuple[_Tensors, _Tensors]]:
     """Yield the weights after each call of the step, and the gradients that reached them in it."""
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         optimizer = subject.make_optimizer(model)
         with _arrivals(model) as arrived:

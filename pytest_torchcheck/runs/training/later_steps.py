@@ -64,8 +64,7 @@ def _moving_later(
     """
     families = {_family(name) for name in names}
     found: set[str] = set()
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         before = {path: kept_value(model, path) for path in forget}
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)

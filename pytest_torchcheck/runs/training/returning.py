@@ -78,8 +78,7 @@ def _stepped_alone(optimizer: torch.optim.Optimizer, held: list[torch.Tensor]) -
 
 def _trained_back(subject: Subject, names: Iterable[str], after: int) -> bool:
     """Say whether the declared steps too give parameters their first values, and move them before."""
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         try:
             made = subject.make_optimizer(model)

@@ -222,8 +222,7 @@ def _attributes(model: nn.Module) -> list[Any]:
 
 
 def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajectory:
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         sight = _Sight.of(subject, model) if watched else None
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
