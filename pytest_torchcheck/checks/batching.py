@@ -39,18 +39,14 @@ sweep = Late("strategies.sequence:sweep")
 EXACT = 1e-9
 """Largest relative difference in float64 that reordering of sums explains (CHECKS R2)."""
 
-
 ROUNDING = 3e-4
 """The same in float32, for models that do not run in float64."""
-
 
 _ROUNDED = 1e-5
 """Difference in float32 between kernels for other sizes: 1.4e-6 was measured (CHECKS E2), more in
 deep models."""
 
-
 _FEW = 4  # samples that are mixed with each other and put in another order
-
 
 _QUANTIZED = ("quantized", "ao.nn")
 

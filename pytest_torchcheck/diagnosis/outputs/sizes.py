@@ -1,0 +1,298 @@
+"""Why other batch sizes do not work, and what a sample's output has to do with their number."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import sources
+from ...findings import Culprit, Finding
+from ...probes.recorded.watch import Watch, name_of
+from ...runs.outputs import gaps_between, outputs_of
+from ...runs.unrounded import apart_by_rounding
+from ...state import is_device_error
+from ...subject.errors import SubjectError
+from ...text.printable import message_of
+from ...verdicts import explained, inconclusive, suspicious, violated
+from ..crashes.explain import explain_error
+from ..crashes.place import Place
+from . import eval_lines, places
+from .samples import SLIGHT, forward_line, one_grid
+
+if TYPE_CHECKING:
+    from ...batches import Batch
+    from ...explanation import Explanation
+    from ...record.tracing import Swallowed
+    from ...runs.outputs import Rows
+    from ...subject import Subject
+
+
+def fixed_size(
+    subject: Subject, batch: Batch, size: int, error: SubjectError, *, groups: bool
+) -> Finding:
+    """Explain a model that raises at one sample less than the real batch has.
+
+    It is wrong where the line that raises spells the size out; a state of that size, kept on
+    purpose, raises too.
+
+    Args:
+        subject: The model.
+        batch: The real batch without its last sample.
+        size: How many samples the real batch has.
+        error: What the shorter one raised.
+        groups: Whether it runs with twice as many, so that it takes the samples in groups.
+    """
+    if is_device_error(error.error):
+        raise error
+    place = sources.of_error(error.error)
+    written = place is not None and re.search(rf"(?<![\w.]){size}(?![\w.])", place.text)
+    said = message_of(error.error).strip().partition("\n")[0][:140]
+    if place is None or not written or groups:
+        at = f" ({place.text})" if place is not None else ""
+        return inconclusive(
+            (
+                f"the model runs with {size} samples, but not with {size - 1}{at}: "
+                f"{type(error.error).__name__}: {said}"
+            ),
+            code="size-crash",
+            location=place,
+        )
+    return violated(
+        "size-crash",
+        f"the batch size is hard-coded in the model: {size} on line {place.line}",
+        culprits=[Culprit("call", place.text[:80], location=place)],
+        observed=f"the batch has {size} samples; without the last one the {error.phase} raises "
+        f"{type(error.error).__name__}: {said}",
+        cause=f"line {place.line} contains {size} where the batch size is needed",
+        because=f"the model runs with {size} samples, but neither with {size - 1} nor with "
+        f"{2 * size}",
+        fix=f"take the size from the input, such as x.shape[{subject.contract.batch_dim or 0}], instead of {size}",
+        evidence={"sizes": dict(batch.sizes)},
+    )
+
+
+def size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
+    """Explain a size within the declared range at which the model raises."""
+    if is_device_error(error.error):
+        raise error  # nothing runs on that device any more: told as a crash, replayed elsewhere
+    largest = _explained(subject, batch, error)
+    batch, error = _smallest(subject, batch, error)
+    known = _explained(subject, batch, error)
+    sizes = ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
+    # what suffices for the smallest batch may not for the one that was met first
+    fix = largest.fix if largest.code == known.code else known.fix
+    return explained(
+        known,
+        code="size-crash" if known.code == "crash" else known.code,
+        summary=f"the model does not run at {sizes}: {known.summary}",
+        observed=f"{batch.describe()}; {known.observed}",
+        fix=fix + f" (or narrow the declared sizes if {sizes} need not work)",
+        evidence={"sizes": dict(batch.sizes), "batch": batch.describe()},
+    )
+
+
+def step_size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
+    """Explain a training step that raises on a batch with one sample less than the declared one."""
+    known = _explained(subject, batch, error)
+    (size,) = (batch.sizes[name] for name in (subject.source.batch_symbol,) if name is not None)
+    return explained(
+        known,
+        code="size-crash" if known.code == "crash" else known.code,
+        summary=f"the step runs on {size + 1} samples and not on {size}: {known.summary}",
+        observed=f"{batch.describe()}; {known.observed}",
+        evidence={"sizes": dict(batch.sizes), "batch": batch.describe()},
+    )
+
+
+def step_swallows(subject: Subject, batch: Batch, error: Swallowed) -> Finding:
+    """Explain a training step that catches an error and updates nothing for a batch with one sample less."""
+    size, place = batch.sizes[subject.source.batch_symbol or ""], error.place
+    return violated(
+        "error-swallowed",
+        f"the step trains on {size + 1} samples and learns nothing from {size}: it catches {error.kind}",
+        culprits=(Culprit("call", place.function or "train_step", f"raises {error.kind}", place),),
+        location=place,
+        observed=f"with {batch.describe()} the step returns, but no parameter changes and no gradient is left",
+        cause=f"{error.kind} is raised at {place.file.rpartition('/')[2]}:{place.line} and caught within the step",
+        because=f"no such error comes with {size + 1} samples; with {size} it says: {error.text}",
+        fix="make the step work for every batch that it is given, and catch no error that it does not expect there",
+        evidence={"sizes": dict(batch.sizes), "error": error.text},
+    )
+
+
+def _explained(subject: Subject, batch: Batch, error: SubjectError) -> Explanation:
+    with subject.pristine(steps=True) as model:
+        model.eval()  # as the run that raised
+        return explain_error(
+            error.error,
+            phase=error.phase,
+            model=model,
+            batch=batch,
+            rerun=error.rerun,
+            device=str(subject.device),
+        )
+
+
+def _smallest(subject: Subject, batch: Batch, error: SubjectError) -> tuple[Batch, SubjectError]:
+    """Shrink a batch at which the model raises, sizes first; return it with its own error."""
+    from ...strategies.minimise import minimise  # spares importing Hypothesis
+
+    raised = {_kind(error): error}
+
+    def fails(candidate: Batch) -> bool:
+        try:
+            subject.forward(subject.place(candidate))
+        except SubjectError as again:
+            if _kind(again) not in raised:
+                return False  # another failure than the one that is explained
+            raised[_kind(again)] = again
+            return True
+        return False
+
+    smallest = minimise(subject.source, fails, batch, budget=60)
+    fails(smallest)  # the last one tried need not be the smallest that failed
+    return smallest, raised[_kind(error)]
+
+
+def _kind(error: SubjectError) -> tuple[str, str]:
+    place = sources.of_error(error.error)
+    return type(error.error).__name__, f"{place.file}:{place.line}" if place else ""
+
+
+def single_shape(
+    subject: Subject, batch: Batch, path: str, wanted: list[int], got: list[int] | None
+) -> Finding:
+    """Explain an output that loses or keeps wrong dimensions for a batch of one."""
+    place = _squeezing_line(subject, batch)
+    return violated(
+        "batch-of-one",
+        f"{path} has shape {got} for a batch of one; {wanted} was expected",
+        culprits=place.culprits() if place else [Culprit("output", path, f"shape {got}")],
+        location=place.location if place else forward_line(subject),
+        observed=f"{path}: {got} instead of {wanted}",
+        cause="an operation drops every dimension of size one, including the batch"
+        if place
+        else "the shape of the output does not follow the batch",
+        because=place.fact if place else "the same output has a batch dimension for larger batches",
+        fix="name the dimension: squeeze(1) instead of squeeze()",
+    )
+
+
+def _squeezing_line(subject: Subject, batch: Batch) -> Place | None:
+    found: list[Place] = []
+
+    class Squeezes(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            bare = name_of(func).rpartition(".")[2]
+            if (
+                bare == "squeeze"
+                and len(args) == 1
+                and not kwargs
+                and isinstance(result, torch.Tensor)
+            ):
+                scope = self.scopes[-1].name if self.scopes else ""
+                fact = f"squeeze() turned {list(args[0].shape)} into {list(result.shape)}"
+                found.append(
+                    Place(op=name_of(func), location=self.locate(), module=scope, fact=fact)
+                )
+
+    with subject.pristine() as model, Squeezes(model):
+        eval_lines.eval_run(subject, batch)()
+    return found[-1] if found else None
+
+
+def size_dependent(
+    subject: Subject,
+    batch: Batch,
+    single: Batch,
+    rows: Rows,
+    gaps: dict[str, float],
+    of: torch.Tensor | None = None,
+) -> Finding:
+    """Explain a sample whose output differs between alone, or among few, and in a batch.
+
+    Args:
+        subject: The model.
+        batch: A batch.
+        single: Its first sample alone; with ``of``, few of its samples.
+        rows: Where the samples stand in the outputs.
+        gaps: How far the outputs lie apart, by path.
+        of: int64 ``[n]``, which samples of ``batch`` are those of ``single``.
+    """
+    path, gap = max(gaps.items(), key=lambda item: item[1])
+    symbol = subject.source.batch_symbol or ""
+    size, few = batch.sizes[symbol], single.sizes[symbol]
+    mixing = places.mixing_line(subject)
+    place = mixing if mixing is not None and mixing.cause else None
+    if place is None and of is None:
+        place = _size_line(subject, batch, single)
+    which = "" if of is None else _from_which(subject, batch, single, rows, few)
+    if apart_by_rounding(
+        subject, batch, single, rows, torch.arange(few) if of is None else of, torch.arange(few)
+    ):
+        return one_grid("batch-size-dependent", path, gap, place)
+    return places.finding_at(
+        place,
+        subject,
+        "batch-size-dependent",
+        f"{path} of a sample differs between a batch of {few if few > 1 else 'one'} and a batch of {size}",
+        made=suspicious if gap < SLIGHT else violated,
+        instead=Culprit("output", path, "depends on the batch size"),
+        observed=f"{path} moved by {gap:.3g} (relative)"
+        + (f"; the last sample's does so {which}" if which else ""),
+        cause="an operation uses the size of the batch, or a statistic over it"
+        if of is None
+        else "what the forward does depends on the number of samples: groups of a fixed size, or a limit "
+        "on their number",
+        because="sample, seed and mode were the same; only the number of samples differed",
+        fix="compute it per sample"
+        if of is None
+        else f"look for a number of samples, {size} or fewer, that the forward takes at a time or asks for",
+        evidence={"gaps": dict(gaps)},
+    )
+
+
+_STEPS = 64
+_APART = 1e-3
+
+
+def _from_which(subject: Subject, batch: Batch, few: Batch, rows: Rows, count: int) -> str:
+    """Say from how many samples on, or among how many alone, the last one's output is not what it is among few."""
+    symbol = subject.source.batch_symbol or ""
+    size, last = batch.sizes[symbol], torch.tensor([count - 1])
+    with subject.pristine() as model:
+        alone = outputs_of(subject, model, few)
+
+        def differs(number: int) -> bool:
+            some = subject.source.rows(batch, torch.arange(size - number, size) % size)
+            try:
+                made = outputs_of(subject, model, some)
+            except SubjectError:
+                return False
+            gaps = gaps_between(made, alone, rows, torch.tensor([number - 1]), last)
+            return max(gaps.values()) > _APART
+
+        for number in range(count + 1, min(size, _STEPS) + 1):
+            if differs(number):
+                beyond = differs(number + 1)
+                return f"from {number} samples on" if beyond else f"among {number} samples only"
+    return ""
+
+
+def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:
+    """Return the first operation whose result for a sample depends on how many samples there are."""
+    # the same sample twice tells a count; a mean or variance over the batch needs another one
+    # beside it
+    for rows in (torch.zeros(2, dtype=torch.int64), torch.arange(2)):
+        place = places.first_difference(
+            subject,
+            eval_lines.eval_run(subject, single),
+            eval_lines.eval_run(subject, subject.source.rows(batch, rows)),
+            allowed=1e-4,
+            align="prefix",
+        )
+        if place is not None:
+            return place
+    return None
