@@ -218,7 +218,7 @@ def by_position(promise: Promise, names: Sequence[str]) -> Promise:
 def as_called(
     promises: tuple[Promise, ...], batch: Batch, names: Sequence[str]
 ) -> tuple[Promise, ...]:
-    """Return promises that name what a batch has: where they call its positional arguments as ``forward`` does, by position.
+    """Return promises that name what a batch has: by position, where they call its arguments as ``forward`` does.
 
     Args:
         promises: The promises of a contract.

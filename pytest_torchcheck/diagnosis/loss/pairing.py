@@ -125,7 +125,7 @@ def self_counted(subject: Subject, call: LossCall, share: float) -> Finding:
 
 
 def _reshaping_line(subject: Subject) -> Location | None:
-    """Return the line of the loss that first takes one dimension for another, else that which first reshapes a tensor."""
+    """Return the line of the loss that first takes one dimension for another, or else reshapes a tensor."""
     batch = subject.batch().clone()
     found: list[Location] = []
     crossing: list[Location] = []

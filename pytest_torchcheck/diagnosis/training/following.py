@@ -77,7 +77,7 @@ def stale(subject: Subject, kept: Mapping[str, str], average: str) -> Finding:
 
 
 def frozen_average(subject: Subject, pairs: Mapping[str, str], moved: float) -> Finding:
-    """Explain frozen parameters that the step keeps as averages of trained ones: promise and step contradict each other.
+    """Explain frozen parameters that the step keeps as averages of trained ones: promise and step disagree.
 
     Args:
         subject: Whose step.

@@ -1,4 +1,4 @@
-"""The model at sizes that tell: what fails only beyond a size, or where two sizes are equal, is not seen at typical ones."""
+"""The model at sizes that tell: what fails beyond a size, or where two sizes are equal, is not seen at typical ones."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _alone(subject: Subject, name: str, batch: Batch, rounds: int) -> list[torch
 
 
 def other_norms(model: nn.Module) -> Tensors:
-    """Return other running statistics for torch's norms by name: equal ones for equal shapes, such as those of a copy."""
+    """Return other running statistics for torch's norms by name: equal ones for equal shapes, as of a copy."""
     found: Tensors = {}
     for prefix, module in model.named_modules():
         mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
