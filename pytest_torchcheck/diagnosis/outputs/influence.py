@@ -157,8 +157,8 @@ def recomputed(
     if found is not None:
         because = found.fact
     if drawn and region is not None:
-        because += f"; with preserve_rng_state=True in line {region.line} it gives the same values"
-        fix = f"keep preserve_rng_state=True in line {region.line}"
+        because += f"; with preserve_rng_state=True on line {region.line} it gives the same values"
+        fix = f"keep preserve_rng_state=True on line {region.line}"
     return violated(
         "checkpoint-differs",
         f"activation checkpointing changes the gradient of {names_text(names)}",
