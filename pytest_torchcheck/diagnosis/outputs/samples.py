@@ -13,10 +13,10 @@ from ...verdicts import suspicious, violated
 from . import places
 
 if TYPE_CHECKING:
-    from ..crashes.place import Place
     from ...batches import Batch
     from ...runs.outputs import Rows
     from ...subject import Subject
+    from ..crashes.place import Place
 
 
 def forward_line(subject: Subject) -> Any:
