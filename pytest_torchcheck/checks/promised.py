@@ -10,7 +10,7 @@ from .. import promises
 from ..codes import behaviour as explain
 from ..codes.undecided import BLOCKED
 from ..objects import trees
-from ..runs.variants.largest import also_at_largest
+from ..runs.variants.largest import also_at_largest, entries_apart
 from ..runs.variants.woken import promise_woken
 from ..specs.sequences import Lengths
 from ..state import seed_everything
@@ -337,10 +337,12 @@ def _permute(
         chosen[found[0]] = (found[1], dim)
         sizes.add(found[1].shape[dim])
     if len(sizes) != 1 or (size := sizes.pop()) < 2:
-        return inconclusive(
-            f"the permuted dimensions have sizes {sorted(sizes) or [size]}; they must be equal and above one"
-        )
+        known = sorted(sizes) or [size]
+        return inconclusive(f"the permuted dimensions have sizes {known}: not equal, or one")
     generator = torch.Generator().manual_seed(subject.seed)
+    if run is not run_wide:  # more entries than the real batch has are some of them again
+        chosen = {p: (entries_apart(t, d, generator), d) for p, (t, d) in chosen.items()}
+        batch = with_inputs(batch, {path: t for path, (t, _) in chosen.items()})
     orders = [torch.arange(size).roll(1), torch.randperm(size, generator=generator)]
     orders = orders if run is run_wide else orders[1:]
     indices = _indices_along(subject, batch, {path: dim for path, (_, dim) in chosen.items()})

@@ -73,6 +73,19 @@ def sizes_of(batch: Batch) -> str:
     return ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
 
 
+def entries_apart(tensor: torch.Tensor, dim: int, generator: torch.Generator) -> torch.Tensor:
+    """Return floating entries of which equal ones differ by a hundredth: no sorting has an order for equal ones."""
+    if not tensor.is_floating_point():
+        return tensor
+    noise = torch.randn(tensor.shape, generator=generator).to(tensor)
+    rows = tensor.movedim(dim, 0).flatten(1)
+    repeated = torch.ones(len(rows), dtype=torch.bool, device=tensor.device)
+    _, inverse = torch.unique(rows, dim=0, return_inverse=True)
+    repeated[[inverse.tolist().index(value) for value in set(inverse.tolist())]] = False
+    shape = [-1 if axis == dim else 1 for axis in range(tensor.dim())]
+    return torch.where(repeated.view(shape), tensor * (1 + 0.01 * noise), tensor)
+
+
 def told_apart(subject: Subject, drawn: Sequence[Batch]) -> list[Batch]:
     """Return the few of some drawn batches at which samples are most likely to be mixed.
 

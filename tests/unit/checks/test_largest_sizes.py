@@ -10,6 +10,7 @@ from torch import nn
 
 from pytest_torchcheck import Contract, Floats, Mask
 from pytest_torchcheck.promises import Causal, PaddingInvariant, PermutationInvariant
+from pytest_torchcheck.runs.variants.largest import entries_apart
 
 
 def told(contract: Contract, check: str) -> list[tuple[str, str]]:
@@ -112,6 +113,17 @@ def test_large_batches_in_pieces_are_sound() -> None:
 def test_samples_that_are_meant_to_meet_are_not_asked_of_in_large_batches() -> None:
     why = {"batch-independence": "a limit on what each expert takes"}
     assert told(contract(_Samples, 40, skip=why), "batch-sizes") == []
+
+
+def test_entries_of_a_set_that_are_there_twice_are_told_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(2, 5, 3, generator=generator)
+    twice = torch.cat([first, first[:, :2]], 1)
+    apart = entries_apart(twice, 1, generator)
+    assert torch.equal(apart[:, :5], first)
+    assert len(torch.unique(apart[0], dim=0)) == 7
+    assert (apart[:, 5:] - first[:, :2]).abs().max() < 0.1 * first.abs().max()
+    assert torch.equal(entries_apart(twice.long(), 1, generator), twice.long())
 
 
 def test_what_a_passing_promise_costs() -> None:
