@@ -11,6 +11,7 @@ from ..codes import behaviour as explain
 from ..codes.undecided import BLOCKED
 from ..objects import trees
 from ..runs.variants.largest import also_at_largest, entries_apart
+from ..runs.variants.padding import own_part, padded, refill
 from ..runs.variants.woken import promise_woken
 from ..specs.sequences import Lengths
 from ..state import seed_everything
@@ -119,7 +120,7 @@ def _padding(
         return inconclusive(f"{path} {list(ids.shape)} has no dimension {dim}", code="no-input")
     longer = _lengthened(batch, dim, ids.shape[dim], subject, path, mask, promise, extra)
     extended = with_inputs(batch, longer)
-    refilled = with_inputs(extended, {path: _refill(longer[path], ids, dim, extra, promise.side)})
+    refilled = with_inputs(extended, {path: refill(longer[path], ids, dim, extra, promise.side)})
     told = (mask is not None and mask[0] in longer) or bool(_lengths_of(subject, path, dim))
     varied = told and not trees.same(refilled.tensors()[path], longer[path])
     try:
@@ -136,7 +137,7 @@ def _padding(
         second = trees.floats(output)
         for name, tensor in first.items():
             other = second.get(name)
-            cut = None if other is None else _cut(tensor, other, extra, promise.side)
+            cut = None if other is None else own_part(tensor, other, extra, promise.side)
             if cut is None:
                 continue
             real = _real_of(tensor, ids, mask, promise)
@@ -210,7 +211,7 @@ def _lengthened(
         if not _follows(subject, path, name, dim) and name not in (path, mask[0] if mask else ""):
             continue
         fill = promise.pad if name == path else 0
-        longer[name] = _pad(tensor, dim, extra, fill, promise.side)
+        longer[name] = padded(tensor, dim, extra, fill, promise.side)
     return longer
 
 
@@ -270,37 +271,6 @@ def _follows(subject: Subject, path: str, name: str, dim: int) -> bool:
     return False
 
 
-def _pad(tensor: torch.Tensor, dim: int, extra: int, value: float, side: str) -> torch.Tensor:
-    shape = list(tensor.shape)
-    shape[dim] = extra
-    block = (
-        torch.full(shape, value, dtype=tensor.dtype, device=tensor.device)
-        if tensor.dtype != torch.bool
-        else (torch.full(shape, bool(value), dtype=torch.bool, device=tensor.device))
-    )
-    return torch.cat([tensor, block] if side == "right" else [block, tensor], dim)
-
-
-def _refill(
-    longer: torch.Tensor, ids: torch.Tensor, dim: int, extra: int, side: str
-) -> torch.Tensor:
-    """Return the longer input with real values at the padded positions, to see where they get to."""
-    index = torch.arange(extra, device=ids.device) % ids.shape[dim]
-    block = ids.index_select(dim, index)
-    kept = longer.narrow(dim, 0 if side == "right" else extra, ids.shape[dim])
-    return torch.cat([kept, block] if side == "right" else [block, kept], dim)
-
-
-def _cut(tensor: torch.Tensor, longer: torch.Tensor, extra: int, side: str) -> torch.Tensor | None:
-    """Return the part of the longer output that belongs to the shorter one, or None."""
-    if tensor.dim() != longer.dim():
-        return None
-    for dim in range(tensor.dim()):
-        if longer.shape[dim] == tensor.shape[dim] + extra:
-            longer = longer.narrow(dim, 0 if side == "right" else extra, tensor.shape[dim])
-    return longer if longer.shape == tensor.shape else None
-
-
 def permutation_invariance(subject: Subject) -> Iterator[Finding]:
     """Permute the inputs twice and compare outputs in float64."""
     for promise in subject.promised("PermutationInvariant"):
@@ -322,23 +292,32 @@ def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
         yield from also_at_largest(subject, found, _long(_permute, promise, output_dim))
 
 
+def _permuted(
+    batch: Batch, dims: Mapping[int | str, int]
+) -> tuple[dict[str, tuple[torch.Tensor, int]], int] | str:
+    """Return the inputs to permute with their dimensions, and how many entries they have; else why there are none."""
+    chosen: dict[str, tuple[torch.Tensor, int]] = {}
+    sizes = set()
+    for which, dim in dims.items():
+        found = find_input(batch, which)
+        if found is None or found[1].dim() <= dim:
+            return f"the batch has no tensor input {which!r} with dimension {dim}"
+        chosen[found[0]] = (found[1], dim)
+        sizes.add(found[1].shape[dim])
+    if len(sizes) != 1 or max(sizes) < 2:
+        return (
+            f"the permuted dimensions have sizes {sorted(sizes)}; they must be equal and above one"
+        )
+    return chosen, sizes.pop()
+
+
 def _permute(
     subject: Subject, promise: Any, output_dim: int | None, run: Runs = run_wide
 ) -> Finding:
     batch = subject.batch()
-    chosen = {}
-    sizes = set()
-    for which, dim in promise.dims.items():
-        found = find_input(batch, which)
-        if found is None or found[1].dim() <= dim:
-            return inconclusive(
-                f"the batch has no tensor input {which!r} with dimension {dim}", code="no-input"
-            )
-        chosen[found[0]] = (found[1], dim)
-        sizes.add(found[1].shape[dim])
-    if len(sizes) != 1 or (size := sizes.pop()) < 2:
-        known = sorted(sizes) or [size]
-        return inconclusive(f"the permuted dimensions have sizes {known}: not equal, or one")
+    if isinstance(permuted := _permuted(batch, promise.dims), str):
+        return inconclusive(permuted, code="no-input")
+    chosen, size = permuted
     generator = torch.Generator().manual_seed(subject.seed)
     if run is not run_wide:  # more entries than the real batch has are some of them again
         chosen = {p: (entries_apart(t, d, generator), d) for p, (t, d) in chosen.items()}
