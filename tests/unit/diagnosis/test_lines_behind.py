@@ -15,6 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from pytest_torchcheck import Contract, Ints, Labels, promises
 
 
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    torch.manual_seed(0)
+
+
 def found(contract, check, code):
     """Return the finding of a code, and the texts of the lines that it cites."""
     finding = next(f for f in contract.check([check]).findings if f.code == code)
