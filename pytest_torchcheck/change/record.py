@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..objects import trees
+from ..state import has_drawn, random_states
 from ..storage.files import write_whole
 from ..subject.errors import SubjectError
 from .little import line_of, little, sketch_of, start_of, weights
@@ -178,12 +179,12 @@ def _updates(subject: Subject, batch: Batch, load: Load, way: Way) -> dict[str, 
     own = subject.contract.train_step is not None
     with prepared(subject, load, dataclasses.replace(way, train=own), subject.seed) as model:
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        drawn = torch.get_rng_state()
+        drawn = random_states()
         try:
             subject.train_step(model, subject.make_optimizer(model), batch_for(batch, way))
         except SubjectError:
             return {}
-        if not torch.equal(drawn, torch.get_rng_state()):
+        if has_drawn(drawn):
             return {}
         return {
             name: little(p.detach() - before[name])

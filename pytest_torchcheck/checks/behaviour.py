@@ -18,7 +18,7 @@ from ..runs.repeats import differing_generators, moved_by_asking, moved_by_build
 from ..runs.training.observation import digests
 from ..runs.variants.woken import also_woken
 from ..specs.compare import beyond, mismatch
-from ..state import saved_state, seed_everything, seed_torch
+from ..state import has_drawn, random_states, saved_state, seed_everything, seed_torch
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
 from .batching import ROUNDING, examples
@@ -339,9 +339,9 @@ def _seeded(
         seed_torch(subject.seed + number)
         for generator, state in (own or {}).values():
             set_random_state(generator, state)
-        before = torch.get_rng_state()
+        before = random_states()
         made = copied(subject.call(model, batch))
-        return made, not torch.equal(before, torch.get_rng_state())
+        return made, has_drawn(before)
 
 
 def output_spec(subject: Subject) -> Iterator[Finding]:

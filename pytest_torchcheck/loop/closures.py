@@ -17,6 +17,7 @@ from pytest_torchcheck.data.contents import Contents, has_state
 from pytest_torchcheck.data.generators import is_generator
 from pytest_torchcheck.data.snapshot import Snapshot
 from pytest_torchcheck.objects.peek import attributes
+from pytest_torchcheck.state.devices import device_loss_told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -237,7 +238,8 @@ def kept(*roots: Callable[..., Any] | None, without: tuple[Any, ...] = ()) -> It
     try:
         yield
     finally:
-        state.restore()
+        with device_loss_told():
+            state.restore()
 
 
 def carried_graphs(

@@ -309,6 +309,12 @@ class Runner:
                     *_acting(found),
                     verdicts.inconclusive(unwritable, code=undecided.NOT_MEASURABLE),
                 )
+            if is_device_error(error) and case.device != "cpu":
+                subject = self.subject(case)
+                batch = subject.batch()
+                again = subject.again("backward", batch, None)
+                told = SubjectError("backward", error, batch, again)
+                return (*_acting(found), self.crash(case, told, subject))
             if os.environ.get("TORCHCHECK_DEBUG"):
                 raise
             return (*_acting(found), self._failed(case, error, found))

@@ -16,7 +16,7 @@ from ..functions.discovery import recording
 from ..objects import trees
 from ..probes.holding.leaks import count_hooks
 from ..probes.holding.live_bytes import LiveBytes
-from ..state import is_lazy, saved_state, seed_everything
+from ..state import has_drawn, is_lazy, random_states, saved_state, seed_everything
 from ..subject.errors import SubjectError
 from .pieces import kept_since, marks
 
@@ -231,10 +231,10 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         held = {} if train else marks(model)
         modes = {name: module.training for name, module in model.named_modules()}
         seed_everything(subject.seed)
-        before, rng, others = settings(), torch.get_rng_state(), _other_states()
+        before, rng, others = settings(), random_states(), _other_states()
         with subject.ear.listening():
             output = subject.call(model, batch)
-        after, consumed = settings(), not torch.equal(rng, torch.get_rng_state())
+        after, consumed = settings(), has_drawn(rng)
         others_moved = others != _other_states()
         grown = () if train else tuple(k for k, s in _shapes(model).items() if keys.get(k) != s)
         keeps = () if train else kept_since(model, held, modes)

@@ -6,6 +6,8 @@ import contextlib
 import re
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..text.printable import message_of
 
 if TYPE_CHECKING:
@@ -46,6 +48,20 @@ def is_range_error(error: BaseException) -> bool:
         and _RANGE.search(text) is not None
         and _HOST_RANGE.search(text) is None
     )
+
+
+def settle(kind: str) -> None:
+    """Let what is queued on a GPU fail here, where its author is known, and not in whatever runs next.
+
+    A capture must not be waited for, and work on a side stream is to show what does not wait for it.
+
+    Args:
+        kind: Of the device, such as ``"cuda"``.
+    """
+    if kind != "cuda" or torch.cuda.is_current_stream_capturing():
+        return
+    if torch.cuda.current_stream() == torch.cuda.default_stream():
+        torch.cuda.synchronize()
 
 
 @contextlib.contextmanager

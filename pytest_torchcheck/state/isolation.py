@@ -75,12 +75,10 @@ def _reseeded() -> Iterator[None]:
 @contextlib.contextmanager
 def randomness_kept() -> Iterator[None]:
     """Put back the random states of torch, numpy and random on every way out."""
-    rng = torch.get_rng_state()
-    cuda = (
-        torch.cuda.get_rng_state_all()
-        if torch.cuda.is_available() and torch.cuda.is_initialized()
-        else None
-    )
+    rng, cuda = torch.get_rng_state(), None
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        with device_loss_told():
+            cuda = torch.cuda.get_rng_state_all()
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy is not None else None

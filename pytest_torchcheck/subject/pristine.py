@@ -19,7 +19,7 @@ from ..interrupts import interrupts, kept_in
 from ..loop.closures import kept
 from ..objects import trees
 from ..objects.modes import give_modes, has_modes, own_trains
-from ..state import ModuleState, device_loss_told, is_lazy, isolated
+from ..state import ModuleState, device_loss_told, is_lazy, isolated, settle
 from ..state.seeds import own_generators, seed_everything
 from .building import cast_floats, materialised, require_hashable, wrapped_tensor
 from .errors import Phase, SubjectError, UnmeasurableError
@@ -158,10 +158,8 @@ class PristineModel:
             if (wrapping := wrapped_tensor(model)) is not None:
                 raise UnmeasurableError(f"{wrapping} cannot be cast to {wanted} in place and back")
             cast_floats(model, wanted)
-        home = next(
-            (t.device for t in (*model.parameters(), *model.buffers()) if not is_lazy(t)),
-            self.device,
-        )
+        held = (*model.parameters(), *model.buffers())
+        home = next((t.device for t in sorted(held, key=is_lazy)), self.device)
         if home.type != self.device.type and home.type != "meta":
             model.to(self.device)
         return model
@@ -265,11 +263,11 @@ class PristineModel:
 
     def restore(self) -> None:
         """Put the model back into its pristine state now."""
-        if not self._touched and not self._forward_writes:
-            self._looks += 1
-            # the first runs are compared in full; a forward that writes parameters is then known
-            self._forward_writes = self._looks <= 3 and self.parameters_moved()
         with device_loss_told():
+            if not self._touched and not self._forward_writes:
+                self._looks += 1
+                # the first runs are compared in full; a forward that writes parameters is then known
+                self._forward_writes = self._looks <= 3 and self.parameters_moved()
             # gradients were put aside, out of the reach of what ran; close() trusts nobody
             self.state.restore(parameters=self._touched or self._forward_writes, gradients=False)
         self._touched = False
@@ -300,6 +298,7 @@ class PristineModel:
             # the first batch was made where the contract was declared: its warnings came out there
             with self.ear.users() if phase != "batch" else contextlib.nullcontext():
                 yield
+                settle(self.device.type)
         except SubjectError:
             raise
         except BaseException as error:  # the user's code may raise anything

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ...objects import trees
-from ...state import seed_everything
+from ...state import has_drawn, random_states, seed_everything
 from ...subject.errors import SubjectError
-from .pulls import ROUNDING
+from .pulls import ROUNDING, other_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -82,9 +82,10 @@ def _different(target: torch.Tensor) -> Iterator[torch.Tensor]:
         yield -target
         yield target * 1j
     elif not target.is_floating_point():
-        counts, classes = target >= 0, max(int(target.max()) + 1, 2)
-        for k in range(1, min(classes, 4)):
-            yield torch.where(counts, (target + k) % classes, target)
+        classes = max(int(target.max()) + 1, 2)
+        if bool((target >= 0).any()):
+            for k in range(1, min(classes, 4)):
+                yield other_classes(target, target, k)
         yield target.flip(0)
     elif bool(((target == 0) | (target == 1)).all()):
         yield 1 - target
@@ -207,6 +208,6 @@ def _rows(slopes: Iterable[torch.Tensor], axis: int) -> torch.Tensor:
 def _draws(subject: Subject, loss: LossOfOutput) -> bool:
     """Say whether the loss draws random numbers."""
     seed_everything(subject.seed)
-    before = torch.get_rng_state()
+    before = random_states()
     loss.run()
-    return not torch.equal(before, torch.get_rng_state())
+    return has_drawn(before)

@@ -69,10 +69,8 @@ def others_of(target: torch.Tensor, axis: int, sample: int) -> Iterator[torch.Te
     if target.dtype == torch.bool:
         candidates = [~row]
     elif not target.is_floating_point():
-        counts = row >= 0
-        classes = max(int(target.max()) + 1, 2)
-        if bool(counts.any()):
-            candidates = [torch.where(counts, (row + k) % classes, row) for k in (1, 2)]
+        if bool((row >= 0).any()):
+            candidates = [other_classes(row, target, k) for k in (1, 2)]
     elif bool(((target == 0) | (target == 1)).all()):
         candidates = [1 - row]
     else:
@@ -86,6 +84,25 @@ def others_of(target: torch.Tensor, axis: int, sample: int) -> Iterator[torch.Te
             made = target.clone()
             made.select(axis, sample).copy_(values)
             yield made
+
+
+def other_classes(labels: torch.Tensor, target: torch.Tensor, by: int) -> torch.Tensor:
+    """Return other classes in place of some labels; what is negative stays.
+
+    On a GPU only classes that occur: an index out of range would cost the process its context.
+
+    Args:
+        labels: int, some or all of a target.
+        target: All of it, on the same device.
+        by: How many classes further on.
+    """
+    if labels.device.type == "cpu":
+        others = (labels + by) % max(int(target.max()) + 1, 2)
+    else:
+        known = torch.unique(target[target >= 0])
+        places = torch.searchsorted(known, labels.clamp(min=int(known[0])))
+        others = known[(places + by) % len(known)]
+    return torch.where(labels >= 0, others, labels)
 
 
 def moved_by(base: Slopes, now: Slopes, sample: int, axis: int, size: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from ...objects import trees
 from ...probes.gradient.surrogates import Held, held_between
 from ...probes.recorded.watch import nodes_of
-from ...state import ModuleState, seed_everything
+from ...state import ModuleState, has_drawn, random_states, seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
 from ...subject.remembered import remembered
@@ -202,9 +202,9 @@ class _Losses:
     def draws(self) -> bool:
         """Say whether a forward draws random numbers."""
         seed_everything(self._subject.seed)
-        before = torch.get_rng_state()
+        before = random_states()
         self.now()
-        return not torch.equal(before, torch.get_rng_state())
+        return has_drawn(before)
 
     def slope(
         self,

@@ -10,7 +10,7 @@ import torch
 from ...objects import trees
 from ...objects.held import names_in
 from ...record.modes import Observer
-from ...state import seed_everything
+from ...state import has_drawn, random_states, seed_everything
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ..facts import copied, outputs
@@ -85,10 +85,10 @@ def settled(subject: Subject) -> Settled:
         outputs = []
         for _ in range(_ROUNDS):
             seed_everything(subject.seed)
-            before = torch.get_rng_state()
+            before = random_states()
             with Quiet():
                 outputs.append(copied(subject.call(model, subject.batch().clone())))
-            random = not torch.equal(before, torch.get_rng_state())
+            random = has_drawn(before)
             states.append(_buffers(model))
             written = tuple(n for n, t in states[0].items() if not trees.same(t, states[1][n]))
             if not written or random:
@@ -117,10 +117,10 @@ def alike_in_few(subject: Subject, most: float) -> bool:
             quiet(model)
             before = _buffers(model)
             seed_everything(subject.seed)
-            drawn = torch.get_rng_state()
+            drawn = random_states()
             with Quiet():
                 found = copied(subject.call(model, few.clone()))
-            still = torch.equal(drawn, torch.get_rng_state())
+            still = not has_drawn(drawn)
             still = still and all(map(trees.same, before.values(), _buffers(model).values()))
     except SubjectError:
         return False  # the whole batch decides
