@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ..findings import Location
 
 _SYNC = "synchronizing CUDA operation"
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PASSES_ON = frozenset({"around", "__torch_function__", "__torch_dispatch__"})
 _INHERENT = tuple(os.path.join("torch", part, "") for part in ("amp", "optim"))
 
 
@@ -148,8 +149,11 @@ def _noting(found: list[HostSync]) -> Callable[..., None]:
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and frame.f_globals.get("__name__") == "warnings":
                 frame = frame.f_back
-            place = None if _is_inherent(frame) else _user_line(frame)
-            found.append(HostSync(location=place, message=str(message).split("(")[0]))
+            said = str(message).split("(")[0]
+            if _is_inherent(frame):
+                found.append(HostSync(location=None, message=said))
+            elif (place := _user_line(frame)) is not None:
+                found.append(HostSync(location=place, message=said))
 
     return note
 
@@ -159,9 +163,15 @@ def _is_inherent(frame: FrameType | None) -> bool:
 
 
 def _user_line(frame: FrameType | None) -> Location | None:
-    """Return the user's innermost line within what this package called: its own callers wait for nothing."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_HERE):
-        if sources.rank(frame.f_code.co_filename) == 2:
+    """Return the user's innermost line within what this package called; None where the package itself waits.
+
+    Its watches, through which calls of the user's pass on to torch, wait for nothing.
+    """
+    while frame is not None:
+        name, function = frame.f_code.co_filename, frame.f_code.co_name
+        if name.startswith(_HERE) and function not in _PASSES_ON:
+            return None
+        if not name.startswith(_HERE) and sources.rank(name) == 2:
             return sources.of_frame(frame, until=frame)
         frame = frame.f_back
     return None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck.objects import trees
-from pytest_torchcheck.state import is_lazy, seed_everything
+from pytest_torchcheck.state import ModuleState, is_lazy, seed_everything
 from pytest_torchcheck.subject.errors import SubjectError, UnmeasurableError
 from pytest_torchcheck.subject.losses import probe_loss
 from pytest_torchcheck.text.printable import message_of
@@ -205,6 +205,49 @@ def gaps(found: Run, exact: Run) -> dict[Part, Gap]:
     return made
 
 
+def rounded_run(subject: Subject, batch: Batch, dtype: torch.dtype, *, train: bool) -> Run:
+    """Run a pass in float64 on the CPU that rounds weights, inputs and each layer's output to a dtype."""
+    wide = twin(subject, torch.float64)
+    assert wide is not None
+    with torch.no_grad():
+        for parameter in wide.parameters():
+            parameter.copy_(parameter.to(dtype).to(parameter.dtype))
+    low = batch.to(device="cpu", dtype=dtype).to(dtype=torch.float64)
+    return run(subject, wide, low, train=train, rounded=dtype)
+
+
+def moved(subject: Subject, batch: Batch, exact: Run, by: float, *, train: bool) -> float:
+    """Return how far gradients move, the farthest of three draws, with weights and inputs moved by a fraction.
+
+    Args:
+        subject: Whose model it is.
+        batch: In float64 on the CPU.
+        exact: What it gives.
+        by: The fraction of each value by which it is moved at most.
+        train: Mode.
+    """
+    draw = torch.Generator().manual_seed(subject.seed)
+
+    def near(value: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(value.shape, generator=draw, dtype=torch.float64).to(value)
+        return value * (1 + by * (2 * noise - 1))
+
+    def move(_path: str, leaf: Any) -> Any:
+        whole = not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point()
+        return leaf if whole else near(leaf.detach())
+
+    farthest = 0.0
+    for _ in range(3):
+        wide = twin(subject, torch.float64)
+        assert wide is not None
+        with torch.no_grad():
+            for parameter in wide.parameters():
+                parameter.copy_(near(parameter))
+        found = run(subject, wide, batch.map(move, targets=False), train=train)
+        farthest = max(farthest, gaps(found, exact)["gradient"].value)
+    return farthest
+
+
 def first_apart(found: Run, exact: Run, bound: float) -> tuple[str, float] | None:
     """Return the first leaf module whose output is further away than a bound, and how far."""
     for (name, held), (other, wanted) in zip(found.modules, exact.modules, strict=False):
@@ -295,13 +338,12 @@ def _rounding(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 def is_repeatable(subject: Subject, model: nn.Module, batch: Batch, *, train: bool = True) -> bool:
     """Say whether two passes with other random numbers are the same: what is random cannot be compared."""
-    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    first = run(subject, model, batch, train=train)
-    for name, buffer in model.named_buffers():
-        buffer.copy_(saved[name])
-    second = run(subject, model, batch, train=train, seed=7)
-    for name, buffer in model.named_buffers():
-        buffer.copy_(saved[name])
+    saved = ModuleState(model)
+    passes = []
+    for seed in (0, 7):
+        passes.append(run(subject, model, batch, train=train, seed=seed))
+        saved.restore(parameters=False, last=seed == 7)  # a forward may resize or replace a buffer
+    first, second = passes
     return all(gap.value == 0.0 for gap in gaps(first, second).values())
 
 

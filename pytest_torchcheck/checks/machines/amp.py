@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
+import sys
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -82,13 +84,17 @@ def _under(subject: Subject, name: str, exact: parity.Run, *, train: bool) -> Fi
     found = once(scale)
     if scale > 1 and any(not bool(torch.isfinite(g).all()) for g in found.gradient.values()):
         found = once(1.0)  # a scaler would have lowered its factor
-    rounded = parity.twin(subject, torch.float64)
-    assert rounded is not None
-    with torch.no_grad():
-        for parameter in rounded.parameters():
-            parameter.copy_(parameter.to(dtype).to(parameter.dtype))
-    low = batch.to(device="cpu", dtype=dtype).to(dtype=torch.float64)
-    noise = parity.gaps(parity.run(subject, rounded, low, train=train, rounded=dtype), exact)
+    noise = parity.gaps(parity.rounded_run(subject, batch, dtype, train=train), exact)
+    overflows = parity.gaps(found, exact).get("output")
+    if overflows is not None and overflows.value == math.inf:
+        watched = once(scale, watch=True)
+        return _differs(
+            subject,
+            name,
+            overflows,
+            math.inf,
+            parity.first_apart(watched, exact, sys.float_info.max),
+        )
     if "output" in noise and noise["output"].value > _ILL:
         return inconclusive(
             f"rounding each layer to {name} already leaves no correct digit: nothing can be "
