@@ -79,7 +79,7 @@ def resample(
             continue
         rows = _axis_index(dim, old, new, index)
         if len(rows) != tensor.shape[axis] or not torch.equal(rows, torch.arange(len(rows))):
-            tensor = tensor.index_select(axis, rows)
+            tensor = tensor.index_select(axis, rows.to(tensor.device))
     return tensor
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcheck import sources
 from pytest_torchcheck.state import isolated, seed_process
 
+from ..objects import trees
 from ..text.printable import message_of
 from .contents import Contents
 from .drawing import kept_samplers
@@ -235,6 +236,10 @@ def try_last_batch(
     finally:
         snapshot.restore()
     inputs = batch[:-1] if isinstance(batch, list | tuple) and len(batch) > 1 else (batch,)
+    if (home := next((p.device for p in model.parameters()), None)) is not None:
+        inputs = trees.substitute(
+            inputs, {id(t): t.to(home) for t in trees.tensors(inputs).values()}
+        )
     model.train()
     try:
         model(*inputs)

@@ -324,7 +324,7 @@ def _compare(
 
 def _weights(full: torch.Tensor, parts: list[torch.Tensor]) -> tuple[float, ...]:
     """Return the factors with which the parts add up to the whole; nothing where they do not, or not in one way."""
-    rows = torch.stack(parts)
+    rows, full = torch.stack(parts).cpu(), full.cpu()  # CUDA has no solver for dependent rows
     found = torch.linalg.lstsq(rows @ rows.T, rows @ full, driver="gelsd").solution
     near = float((found @ rows - full).norm()) <= _EXACT * float(full.norm())
     distinct = int(torch.linalg.matrix_rank(rows @ rows.T, hermitian=True)) == len(parts)

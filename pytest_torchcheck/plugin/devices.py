@@ -96,6 +96,7 @@ class _Watch:
         self.config = config
         self.settings: Options = config.stash[options.KEY]
         self.lost_by = ""
+        self.computed: set[tuple[int, str]] = set()  # contracts that have run on a device
 
     @pytest.hookimpl(tryfirst=True, hookwrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Any:
@@ -119,6 +120,11 @@ class _Watch:
         if not note.lost:
             # not only more: the test may have reset the statistics itself
             note.ran = layer.started() and layer.allocations() != note.baseline[0]
+            if isinstance(item, CheckItem):  # one that reads what another of its contract has run
+                place = (id(item.parent.contract), item.case.device)
+                if note.ran:
+                    self.computed.add(place)
+                note.ran = place in self.computed
         if not note.lost and self._ran_out(item, outcome.exception):
             self._out_of_memory(item, note, outcome)
 

@@ -65,7 +65,11 @@ def _taken(batch: Batch, index: torch.Tensor) -> Batch:
         if not isinstance(leaf, torch.Tensor) or not leaf.dim():
             return leaf
         dim = min(1, leaf.dim() - 1)
-        return leaf.detach().index_select(dim, index) if leaf.shape[dim] == len(index) else leaf
+        return (
+            leaf.detach().index_select(dim, index.to(leaf.device))
+            if leaf.shape[dim] == len(index)
+            else leaf
+        )
 
     return batch.map(take, targets=False)
 
@@ -78,7 +82,8 @@ def _axis(before: torch.Tensor, after: torch.Tensor | None, order: torch.Tensor)
         (
             axis
             for axis in range(before.dim())
-            if before.shape[axis] == len(order) and _close(before.index_select(axis, order), after)
+            if before.shape[axis] == len(order)
+            and _close(before.index_select(axis, order.to(before.device)), after)
         ),
         None,
     )

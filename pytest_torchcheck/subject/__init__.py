@@ -20,7 +20,7 @@ from ..state import seed_everything
 from ..stepping import take_step
 from .errors import Again, LossKind, NothingToDifferentiate, Phase, SubjectError, UnmeasurableError
 from .gradients import Gradients, clear_gradients, gradient_stats
-from .losses import own_loss, probe_loss
+from .losses import loss_on, own_loss, probe_loss
 from .optimizers import default_optimizer, optimizers_of
 from .pristine import PristineModel
 
@@ -108,10 +108,11 @@ class Subject(PristineModel):
             return probe_loss(output, self.seed)
         if isinstance(output, trees.Kept):
             output.rewind()
-        with self.phase("loss", batch, lambda: loss_of(self.contract.loss, output, batch.targets)):
-            if self.contract.loss == "output":
+        loss = loss_on(self.device, self.contract.loss, self.cache)
+        with self.phase("loss", batch, lambda: loss_of(loss, output, batch.targets)):
+            if loss == "output":
                 return own_loss(output)
-            value = loss_of(self.contract.loss, output, batch.targets)
+            value = loss_of(loss, output, batch.targets)
             if not isinstance(value, torch.Tensor):
                 raise TypeError(
                     f"the loss must be a tensor; it is a {type(value).__name__}: {value!r:.80}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from ..objects import trees
 from ..objects.peek import attribute
@@ -13,6 +15,23 @@ from .errors import NothingToDifferentiate, SubjectError
 
 if TYPE_CHECKING:
     from ..batches import Batch
+
+
+def loss_on(device: torch.device, loss: Any, made: dict[Any, Any]) -> Any:
+    """Return a declared loss; a module whose tensors are elsewhere as a copy on this device.
+
+    Args:
+        device: Where the outputs are.
+        loss: The loss, a module or not.
+        made: Keeps the copy for the next call.
+    """
+    if not isinstance(loss, nn.Module):
+        return loss
+    if {t.device.type for t in (*loss.parameters(), *loss.buffers())} <= {device.type}:
+        return loss
+    if "loss-on-device" not in made:
+        made["loss-on-device"] = copy.deepcopy(loss).to(device)
+    return made["loss-on-device"]
 
 
 def probe_loss(output: Any, seed: int = 0) -> torch.Tensor:

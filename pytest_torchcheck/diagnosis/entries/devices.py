@@ -74,6 +74,7 @@ def _origin(fact: Fact | None, device: str) -> Op | None:
 @entry(
     r"Expected all tensors to be on the same device, but found at least two devices, (?P<a>[\w:]+) and (?P<b>[\w:]+)",
     r"Expected all tensors to be on the same device, but got \w+ is on (?P<a>[\w:]+), different from other tensors on (?P<b>[\w:]+)",
+    r"expected \w+ and \w+ to be on the same device, but got \w+ on (?P<a>[\w:]+) and \w+ on (?P<b>[\w:]+)",
     r"Tensor on device (?P<a>[\w:]+) is not on the expected device (?P<b>[\w:]+)!",
     r"Input type \(torch\.(?P<a>cuda\.)?\w+Tensor\) and (?:bias|weight) type \(torch\.(?P<b>cuda\.)?\w+Tensor\) should be the same",
     r"indices should be either on cpu or on the same device as the indexed tensor \((?P<b>\w+)\)",
@@ -323,20 +324,20 @@ def no_data(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 
 @entry(r"Torch not compiled with CUDA enabled", r"Found no NVIDIA driver on your system", r"No CUDA GPUs are available",
-       r"Attempting to deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False")  # fmt: skip
+       r"invalid device ordinal", r"Attempting to deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False")  # fmt: skip
 def no_gpu(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A device that this machine does not have, written into the code."""
-    load = "deserialize" in match[0]
+    load, few = "deserialize" in match[0], "ordinal" in match[0]
     return scene.explain(
         code="device-hard-coded",
-        summary=f"{scene.at} needs CUDA, which is not available here",
+        summary=f"{scene.at} needs {'a GPU' if few else 'CUDA'}, which is not available here",
         observed=(
             f"torch.cuda.is_available() is {torch.cuda.is_available()}, "
             f"{torch.cuda.device_count()} GPUs; the model runs on {scene.device}"
         ),
         cause="a checkpoint was saved on a GPU and is loaded without map_location"
         if load
-        else "the device cuda is hard-coded",
+        else f"the device cuda{', with its number,' if few else ''} is hard-coded",
         fix=f'write map_location="cpu"{scene.on_line}'
         if load
         else f"take the device from the data (x.device) or the parameters{scene.on_line}",

@@ -189,7 +189,9 @@ def _allowed(
     for _ in range(6):
         noisy = wide.with_values(
             v
-            * (1 + 2 * eps * (torch.rand(v.shape, generator=generator, dtype=torch.float64) - 0.5))
+            * (
+                1 + 2 * eps * (torch.rand(v.shape, generator=generator, dtype=torch.float64) - 0.5)
+            ).to(v)
             if isinstance(v, Tensor) and v.is_floating_point()
             else v
             for v in wide.values

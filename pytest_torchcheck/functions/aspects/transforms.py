@@ -155,7 +155,7 @@ def _vmap_gap(target: Target, dims: dict[int, int]) -> float:
     def gradient(*changing: Tensor) -> tuple[Tensor, ...]:
         def loss(*inner: Tensor) -> Tensor:
             parts = [
-                (out * torch.arange(1.0, out.numel() + 1).view(out.shape)).sum()
+                (out * torch.arange(1.0, out.numel() + 1, device=out.device).view(out.shape)).sum()
                 for out in apply(*inner)
             ]
             return torch.stack([p.real if p.is_complex() else p for p in parts]).sum()
@@ -178,7 +178,7 @@ def _vmap_gap(target: Target, dims: dict[int, int]) -> float:
 
 def _stack(value: Tensor, generator: torch.Generator) -> Tensor:
     factor = 0.9 + 0.05 * torch.rand(value.shape, generator=generator, dtype=torch.float64)
-    return torch.stack([value, value * factor.to(value.dtype)])
+    return torch.stack([value, value * factor.to(value)])
 
 
 def _vmap_finding(target: Target, label: str, observed: str, error: Exception | None) -> Outcome:

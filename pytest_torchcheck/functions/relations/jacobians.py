@@ -62,7 +62,7 @@ def moved(tensor: Tensor, direction: Tensor, amount: float) -> Tensor:
     """Return a copy moved along a flat real direction."""
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
     flat = (torch.view_as_real(copy) if copy.is_complex() else copy).view(-1)
-    flat += amount * direction.to(flat.dtype)
+    flat += amount * direction.to(flat)
     return copy
 
 

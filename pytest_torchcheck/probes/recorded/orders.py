@@ -36,7 +36,7 @@ def rows_moved(one: Tensor, two: Tensor, dim: int) -> Tensor | None:
     near, chosen = apart.min(2)
     allowed = _CLOSE * float(a.abs().max())
     alone = (apart <= allowed).sum(2) == 1
-    every = chosen.sort(1).values == torch.arange(size)
+    every = chosen.sort(1).values == torch.arange(size, device=chosen.device)
     fits = bool((near <= allowed).all()) and bool(alone.all()) and bool(every.all())
     return chosen if fits else None
 
@@ -85,6 +85,6 @@ def _stands(one: Tensor | None, two: Tensor | None, order: Tensor) -> str:
         return "kept"
     dims = [dim for dim, size in enumerate(one.shape) if size == len(order)]
     for dim in dims:
-        if torch.allclose(one.index_select(dim, order), two, rtol=0.0, atol=allowed):
+        if torch.allclose(one.index_select(dim, order.to(one.device)), two, rtol=0.0, atol=allowed):
             return "moved"
     return "other" if any(rows_moved(one, two, dim) is not None for dim in dims) else ""

@@ -83,6 +83,8 @@ def moved_by_order(subject: Subject) -> Reordered | None:
             return lambda: _loss(subject, made, given)
 
         first = runs(torch.arange(size))
+        if first().numel() != 1:
+            return None
         base, pairs_by_place = _watched(first, size)
         if pairs_by_place or not _meet(subject, output, batch, rows.dims):
             return None
