@@ -197,7 +197,8 @@ class Shards:
         shared: How many of the first worker's items the second one delivers too.
         drawn: The same where each worker has its own seed, or None where the stream is not random.
         repeated: How many of the first worker's items are equal to another of its own.
-        whole: How many items one process delivers; 0 where that was not asked.
+        whole: How many items one process delivers; 0 where they were not counted, because the stream is
+            random or the items of some worker do not end within the limit.
         left_out: How many of these no worker delivers.
         first: The place of the first of them.
     """
@@ -219,7 +220,8 @@ def shards(part: Part, *, most: int = 64) -> Shards:
     Where the stream is random, they are compared with their own seeds too: a stream that draws its
     samples delivers other ones in every worker.
 
-    Where both streams end and are not random, one process delivers the samples of all workers together.
+    Where the streams are not random and those of all workers end within ``most`` samples, their samples
+    together are compared with those of one process.
     """
     workers = Workers(part)
 
@@ -236,7 +238,8 @@ def shards(part: Part, *, most: int = 64) -> Shards:
     random = first != stream(0, 1)
     known = {digest for digest in first if digest is not None}
     ends = max(len(first), len(second)) < most and not random and part.plan.num_workers > 1
-    rest = (stream(worker, 0) for worker in range(2, workers.count)) if ends else ()
+    rest = [stream(worker, 0) for worker in range(2, workers.count)] if ends else []
+    ends = ends and all(len(share) < most for share in rest)  # of a longer share, no end was read
     whole, lost = _left_out(part, [first, second, *rest], most) if ends else (0, [])
     return Shards(
         workers=workers.count,
@@ -251,9 +254,15 @@ def shards(part: Part, *, most: int = 64) -> Shards:
 
 
 def _left_out(part: Part, streams: list[list[str | None]], most: int) -> tuple[int, list[int]]:
-    """Return how many items one process delivers, and the places of those that no worker does.
+    """Return how many items one process delivers, and the places of those that no worker delivers.
 
-    None where workers deliver something else than one process, such as batches that they make themselves.
+    There are no such places where workers deliver something other than one process does, such as batches
+    that they make themselves.
+
+    Args:
+        part: The dataset and how it is read.
+        streams: Digests of all items of each worker.
+        most: How many items a worker may deliver.
     """
     with isolated(), put_back(part.dataset, ()):
         seed_process(0)

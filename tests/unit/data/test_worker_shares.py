@@ -41,6 +41,13 @@ def one_reads_all(count, number, workers):
     return range(0 if number == 0 else count, count)
 
 
+def one_long_share(count, number, workers):
+    """A last worker that reads more than is compared, of which nothing is lost."""
+    if workers == 1:
+        return range(170)
+    return (range(10), range(10, 20), range(20, 170))[number]
+
+
 def shuffled(count, number, workers):
     return random.sample(range(1000), count // workers)
 
@@ -68,7 +75,7 @@ def test_samples_that_no_worker_delivers(way, lost):
     assert f"leave out {lost} of its 17 samples" in found.summary
 
 
-@pytest.mark.parametrize("way", [strided, one_reads_all, shuffled, endless, groups])
+@pytest.mark.parametrize("way", [strided, one_reads_all, one_long_share, shuffled, endless, groups])
 def test_shares_that_add_up_or_cannot_be_compared(way):
     assert judged(way).status in ("passed", "inconclusive")
 
