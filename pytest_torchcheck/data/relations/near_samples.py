@@ -109,22 +109,47 @@ def _within(one: _Rows, two: _Rows) -> Near | None:
     if float(torch.isin(b[:, middle], a).double().mean()) < _INSIDE:
         return None  # hardly a number of the second occurs in the first
     halves = slice(0, middle), slice(b.shape[1] - middle, None)
-    found: dict[bytes, list[tuple[int, int]]] = {}
-    for place, row in enumerate(a):
-        for start in range(a.shape[1] - middle + 1):
-            found.setdefault(_bytes(row[start : start + middle]), []).append((start, place))
-    pairs = []
-    for place, row in enumerate(b):
-        seen = [
-            next((i for start, i in found.get(_bytes(row[half]), ()) if start != half.start), None)
-            for half in halves
-        ]
-        varied = all(len(row[half].unique()) > middle // 2 for half in halves)
-        if varied and seen[0] is not None and seen[1] is not None:
-            pairs.append((one[0][seen[1]], two[0][place]))
+    varied = {
+        place: [_bytes(row[half]) for half in halves]
+        for place, row in enumerate(b)
+        if all(len(row[half].unique()) > middle // 2 for half in halves)
+    }
+    seen = _elsewhere(a, b, middle, {key for keys in varied.values() for key in keys})
+    pairs = [
+        (one[0][seen[last, halves[1].start]], two[0][place])
+        for place, (first, last) in varied.items()
+        if (first, halves[0].start) in seen and (last, halves[1].start) in seen
+    ]
     if len(pairs) < max(_INSIDE * len(b), _FEWEST // 2):
         return None
     return Near(pairs=tuple(pairs[:8]), near=len(pairs), compared=len(b), within=True)
+
+
+def _elsewhere(
+    a: torch.Tensor, b: torch.Tensor, middle: int, wanted: set[bytes]
+) -> dict[tuple[bytes, int], int]:
+    """Return the first row of ``a`` that holds one of some halves of rows of ``b`` at another place than it has there.
+
+    Args:
+        a: float64 ``[n, length]``.
+        b: float64 ``[m, length]``; its halves are the first and the last ``middle`` numbers of its rows.
+        middle: How many numbers a half has.
+        wanted: The halves as bytes.
+
+    Returns:
+        The row, by half and the place where that half begins in ``b``. Only ``wanted`` halves are kept: all that
+        rows of ``a`` hold at any place are up to a gigabyte.
+    """
+    own = (0, b.shape[1] - middle)
+    begins = torch.isin(a[:, : own[1] + 1], torch.cat([b[:, start] for start in own]))
+    found: dict[tuple[bytes, int], int] = {}
+    for place, row in enumerate(a):
+        for start in begins[place].nonzero().flatten().tolist():
+            if (key := _bytes(row[start : start + middle])) in wanted:
+                for mine in own:
+                    if mine != start:
+                        found.setdefault((key, mine), place)
+    return found
 
 
 def _whole(rows: torch.Tensor) -> bool:
