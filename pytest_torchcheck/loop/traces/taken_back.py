@@ -70,9 +70,9 @@ def taken_back_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     way, differently = ways[0], ways[1]
     away = float(way.away.norm())
     differs = float((way.left - differently.left).norm())
-    if not away or differs <= max(_LEFT * away, way.rounding) or way.uphill < _UPHILL:
-        return
-    yield _told(subject, step, way, names)
+    # false where weights diverged to NaN: nothing is known of their move
+    if away and differs > max(_LEFT * away, way.rounding) and way.uphill >= _UPHILL:
+        yield _told(subject, step, way, names)
 
 
 @dataclass(slots=True)

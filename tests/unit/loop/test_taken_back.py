@@ -137,6 +137,13 @@ def accumulated(model, optimizer, x, y):
     optimizer.step()
 
 
+def not_numbers(model, optimizer, x, y):
+    """Ends in NaN, which differs from everything and is no place."""
+    up(model, optimizer, x, y)
+    move(model, [torch.full_like(p, float("nan")) for p in model.parameters()])
+    optimizer.step()
+
+
 def findings(kind):
     def step(model, optimizer, inputs, targets):
         optimizer.zero_grad()
@@ -176,7 +183,7 @@ def test_weights_that_stay_uphill_are_suspicious():
 
 @pytest.mark.parametrize(
     "kind",
-    [same_way, after_the_update, copied_back, clipped_and_disturbed, by_hand, noise, accumulated, wrapped(right=True)],
+    [same_way, after_the_update, copied_back, clipped_and_disturbed, by_hand, noise, accumulated, not_numbers, wrapped(right=True)],
 )  # fmt: skip
 def test_weights_that_come_back_are_no_finding(kind):
     assert not findings(kind)
