@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -276,7 +277,7 @@ def permutation_invariance(subject: Subject) -> Iterator[Finding]:
     for promise in subject.promised("PermutationInvariant"):
         assert isinstance(promise, promises.PermutationInvariant)
         found = promise_woken(subject, _permute, promise, None)
-        yield from also_at_largest(subject, found, _long(_permute, promise, None))
+        yield from also_at_largest(subject, found, _long(_permute_apart, promise, None))
 
 
 def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
@@ -289,50 +290,50 @@ def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
             else next(iter(promise.dims.values()))
         )
         found = promise_woken(subject, _permute, promise, output_dim)
-        yield from also_at_largest(subject, found, _long(_permute, promise, output_dim))
+        yield from also_at_largest(subject, found, _long(_permute_apart, promise, output_dim))
 
 
 def _permuted(
     batch: Batch, dims: Mapping[int | str, int]
-) -> tuple[dict[str, tuple[torch.Tensor, int]], int] | str:
+) -> tuple[dict[str, tuple[torch.Tensor, int]], int] | Finding:
     """Return the inputs to permute with their dimensions, and how many entries they have; else why there are none."""
     chosen: dict[str, tuple[torch.Tensor, int]] = {}
     sizes = set()
     for which, dim in dims.items():
         found = find_input(batch, which)
         if found is None or found[1].dim() <= dim:
-            return f"the batch has no tensor input {which!r} with dimension {dim}"
+            return inconclusive(
+                f"the batch has no tensor input {which!r} with dimension {dim}", code="no-input"
+            )
         chosen[found[0]] = (found[1], dim)
         sizes.add(found[1].shape[dim])
     if len(sizes) != 1 or max(sizes) < 2:
-        return (
+        return inconclusive(
             f"the permuted dimensions have sizes {sorted(sizes)}; they must be equal and above one"
         )
     return chosen, sizes.pop()
 
 
 def _permute(
-    subject: Subject, promise: Any, output_dim: int | None, run: Runs = run_wide
+    subject: Subject,
+    promise: Any,
+    output_dim: int | None,
+    run: Runs = run_wide,
+    *,
+    apart: bool = False,
 ) -> Finding:
+    """Compare the outputs; ``apart``: make equal entries differ a little, which a set longer than the real one has."""
     batch = subject.batch()
-    if isinstance(permuted := _permuted(batch, promise.dims), str):
-        return inconclusive(permuted, code="no-input")
+    if not isinstance(permuted := _permuted(batch, promise.dims), tuple):
+        return permuted
     chosen, size = permuted
     generator = torch.Generator().manual_seed(subject.seed)
-    if run is not run_wide:  # more entries than the real batch has are some of them again
+    if apart:
         chosen = {p: (entries_apart(t, d, generator), d) for p, (t, d) in chosen.items()}
         batch = with_inputs(batch, {path: t for path, (t, _) in chosen.items()})
     orders = [torch.arange(size).roll(1), torch.randperm(size, generator=generator)]
     orders = orders if run is run_wide else orders[1:]
-    indices = _indices_along(subject, batch, {path: dim for path, (_, dim) in chosen.items()})
-    turned = [
-        with_inputs(
-            batch,
-            {path: t.index_select(d, order.to(t.device)) for path, (t, d) in chosen.items()}
-            | {path: order.argsort().to(t)[t.long()] for path, t in indices.items()},
-        )
-        for order in orders
-    ]
+    turned = [_turned(subject, batch, chosen, order) for order in orders]
     changed = any(
         not trees.same(dict(turned[0].tensors())[path], t) for path, (t, _) in chosen.items()
     )
@@ -363,6 +364,22 @@ def _permute(
                 axes = {name: dim for name, (_, dim) in chosen.items()}
                 return explain.permutation(subject, promise, path, gap, batch, variant, axes)
     return passed(f"outputs agree over {len(orders)} permutations of {size} entries")
+
+
+_permute_apart = functools.partial(_permute, apart=True)
+
+
+def _turned(
+    subject: Subject,
+    batch: Batch,
+    chosen: Mapping[str, tuple[torch.Tensor, int]],
+    order: torch.Tensor,
+) -> Batch:
+    """Return the batch with these inputs in another order, and with the indices that go with them."""
+    inputs = {path: t.index_select(dim, order.to(t.device)) for path, (t, dim) in chosen.items()}
+    indices = _indices_along(subject, batch, {path: dim for path, (_, dim) in chosen.items()})
+    renamed = {path: order.argsort().to(t)[t.long()] for path, t in indices.items()}
+    return with_inputs(batch, inputs | renamed)
 
 
 def _indices_along(

@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract, Floats, Mask
-from pytest_torchcheck.promises import Causal, PaddingInvariant, PermutationInvariant
+from pytest_torchcheck.promises import (
+    Causal,
+    PaddingInvariant,
+    PermutationEquivariant,
+    PermutationInvariant,
+)
 from pytest_torchcheck.runs.variants.largest import entries_apart
 
 
@@ -124,6 +129,30 @@ def test_entries_of_a_set_that_are_there_twice_are_told_apart() -> None:
     assert len(torch.unique(apart[0], dim=0)) == 7
     assert (apart[:, 5:] - first[:, :2]).abs().max() < 0.1 * first.abs().max()
     assert torch.equal(entries_apart(twice.long(), 1, generator), twice.long())
+
+
+class _Ranks(nn.Module):
+    """Numbers the entries of a set; of large ones, their sum loses digits in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        score = self.body(x)
+        ranks = score.argsort(dim=1, stable=True).argsort(dim=1).to(x)
+        far = 1e5 if x.shape[1] > 9 else 0.0
+        total = sum((x[..., :1] + far).split(1, 1))
+        return ranks + total - far * x.shape[1]
+
+
+def test_entries_are_told_apart_in_float64_too() -> None:
+    """Equal entries are ranked by their places; float64, asked because float32 differs, must not meet any."""
+    real = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
+    promise = PermutationEquivariant(dim=1)
+    options: dict[str, Any] = {"sizes": {"N": (2, 24)}, "promises": (promise,)}
+    made = Contract(model=_Ranks, inputs=Floats("B N 3"), batch=(real,), **options)
+    assert told(made, "permutation-equivariance") == []
 
 
 def test_what_a_passing_promise_costs() -> None:
