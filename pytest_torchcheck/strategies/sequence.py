@@ -41,10 +41,10 @@ def examples(
 ) -> Iterator[Batch]:
     """Iterate over batches of other sizes, the telling ones first.
 
-    In order: every size at its smallest; every size odd, prime and different; every size at its
-    largest; each size alone at its smallest; as many samples as another dimension has entries; each
-    size alone at its largest, at 1, one less and one more than is typical; then random ones. Alone, the batch's size is the largest prime instead: what takes
-    samples in groups has a rest there.
+    In order: every size at its smallest; every size odd, prime and different; every size at its largest; each
+    size alone at its smallest; as many samples as another dimension has entries; each size alone at its largest,
+    at 1, one less and one more than is typical; then random ones. Instead of its largest, the batch's size alone
+    takes its largest prime: what takes samples in groups has a rest there.
 
     Args:
         source: Where batches come from; sizes that its real targets do not allow are left out.
@@ -144,8 +144,8 @@ def assignments(
     seen: set[tuple[tuple[str, int], ...]] = set()
     random_sizes = random.Random(seed)
     misses = 0
-    met = _met(source, base)
-    for sizes in _ordered(free, base, random_sizes, source.batch_symbol, met):
+    entries = sorted({size for shape in _shapes(source, base) or [] for size in shape if size > 1})
+    for sizes in _ordered(free, base, random_sizes, source.batch_symbol, entries):
         key = tuple(sorted(sizes.items()))
         size = elements(source, sizes)
         if key in seen or size is None or size > limit:
@@ -159,14 +159,17 @@ def assignments(
 
 def elements(source: BatchSource, sizes: Mapping[str, int]) -> int | None:
     """How many elements a batch has at these sizes, by its specs; None where a relation has no value there."""
+    shapes = _shapes(source, sizes)
+    return None if shapes is None else sum(map(math.prod, shapes))
+
+
+def _shapes(source: BatchSource, sizes: Mapping[str, int]) -> list[tuple[int, ...]] | None:
+    """The shapes of a batch at these sizes, by its specs; None where a relation has no value there."""
     try:
         complete = source.complete({**_real(source), **sizes})
-        shapes = [
-            spec.shape.resolve(complete) for spec in source.specs.values() if spec.shape is not None
-        ]
+        return [s.shape.resolve(complete) for s in source.specs.values() if s.shape is not None]
     except SpecError:
         return None
-    return sum(math.prod(shape) for shape in shapes)
 
 
 def _real(source: BatchSource) -> Sizes:
@@ -177,24 +180,12 @@ def _real(source: BatchSource) -> Sizes:
     return {name: size for name, size in source.real().sizes.items() if name not in related}
 
 
-def _met(source: BatchSource, base: Mapping[str, int]) -> list[int]:
-    """The sizes of the dimensions at the typical sizes, ascending; none where a relation has no value there."""
-    try:
-        complete = source.complete({**_real(source), **base})
-        shapes = [
-            spec.shape.resolve(complete) for spec in source.specs.values() if spec.shape is not None
-        ]
-    except SpecError:
-        return []
-    return sorted({size for shape in shapes for size in shape if size > 1})
-
-
 def _ordered(
     free: Mapping[str, SizeRange],
     base: Sizes,
     rng: random.Random,
     batch: str | None,
-    met: Sequence[int] = (),
+    entries: Sequence[int] = (),
 ) -> Iterator[Sizes]:
     lows = {name: span.low for name, span in free.items()}
     tops = {name: span.top for name, span in free.items()}
@@ -206,7 +197,7 @@ def _ordered(
     for name in free:
         yield {**base, name: free[name].low}
     if batch is not None and batch in free:
-        for size in [n for n in met if n in free[batch] and n != base.get(batch)][:2]:
+        for size in [n for n in entries if n in free[batch] and n != base.get(batch)][:2]:
             yield {**base, batch: size}
     for name in free:
         yield {**base, name: _large_prime(free[name]) if name == batch else free[name].top}
