@@ -50,8 +50,7 @@ def step_of_fewer(subject: Subject) -> Finding | None:
 
 def _learns(subject: Subject, batch: Batch) -> bool:
     """Say whether one call of the step writes to a parameter, or leaves a gradient."""
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         subject.train_step(model, subject.make_optimizer(model), batch.clone())
         return any(
@@ -64,8 +63,7 @@ def _learns(subject: Subject, batch: Batch) -> bool:
 
 
 def _swallowed(subject: Subject, batch: Batch) -> list[Swallowed]:
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         seed_everything(subject.seed)
         optimizer = subject.make_optimizer(model)
         return swallowed(lambda: subject.train_step(model, optimizer, batch.clone()))

@@ -12,6 +12,7 @@ from ...findings import Culprit, Finding
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.outputs import gaps_between, outputs_of
 from ...runs.unrounded import apart_by_rounding
+from ...runs.variants.largest import sizes_of
 from ...state import is_device_error
 from ...subject.errors import SubjectError
 from ...text.printable import message_of
@@ -80,7 +81,7 @@ def size_crash(subject: Subject, batch: Batch, error: SubjectError) -> Finding:
     largest = _explained(subject, batch, error)
     batch, error = _smallest(subject, batch, error)
     known = _explained(subject, batch, error)
-    sizes = ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
+    sizes = sizes_of(batch)
     # what suffices for the smallest batch may not for the one that was met first
     fix = largest.fix if largest.code == known.code else known.fix
     return explained(

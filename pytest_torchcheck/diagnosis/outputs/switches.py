@@ -168,8 +168,7 @@ def _mode_setter(
             reached.extend((place, n) for n in beside if n in on and not modules[n].training)
         return False
 
-    with subject.pristine() as model:
-        model.train()
+    with subject.pristine(train=True):
         on = {n for n in beside if modules[n].training}
         find_line(owner.eval, watcher)
     if reached:

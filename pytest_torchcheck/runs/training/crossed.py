@@ -152,8 +152,7 @@ def _stepped_alone(subject: Subject, turned: AbstractSet[str]) -> Values | None:
 
 def _stepped(subject: Subject, turned: AbstractSet[str]) -> Values | None:
     """Return what the declared step makes of the parameters; None where gradients depend on earlier ones of it."""
-    with subject.pristine(steps=True) as model:
-        model.train()
+    with subject.pristine(steps=True, train=True) as model:
         optimizer = subject.make_optimizer(model)
         seed_everything(subject.seed)
         with _turning(model, turned) as fired:
@@ -179,10 +178,13 @@ def _turning(model: nn.Module, turned: AbstractSet[str]) -> Iterator[list[str]]:
         fired.extend(["", name] if written else [name])
         return -gradient if name in turned else gradient
 
+    def ran(*_: Any) -> None:
+        if fired:
+            fired.append("")
+
     handles = [
         p.register_hook(lambda gradient, name=n: turn(name, gradient)) for n, p in named.items()
     ]
-    ran = lambda *_: fired.append("") if fired else None  # noqa: E731
     handles.append(register_module_forward_pre_hook(ran))
     try:
         yield fired
