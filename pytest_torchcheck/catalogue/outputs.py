@@ -38,8 +38,8 @@ CHECKS: tuple[Check, ...] = (
             "Other sizes of the declared symbols work, and a batch of one gives the same "
             "output as in a larger batch.",
             cost="1 F for each of the drawn sizes, up to 16 F of the smallest batch over the ranges of "
-            "other sizes, 1 F for the batch of one, and 1 F of three samples of a large batch; 2 more in "
-            "float64 only where bits differ; a declared step once",
+            "other sizes, 1 F for the batch of one, and up to 4 F of three samples; 2 more in float64 only "
+            "where bits differ; a declared step once",
         ),
     ),
     *family(
@@ -111,7 +111,8 @@ CHECKS: tuple[Check, ...] = (
             "mode-agreement",
             "Train and eval mode compute the same but for dropout, noise and statistics of the "
             "batch, and running statistics settle there.",
-            cost="none where no class of the model asks for its mode; else 1 F, and 5 with statistics",
+            cost="none where no class of the model asks for its mode; else 1 F, 5 with statistics, and 2 F of a few "
+            "samples with torch's running statistics",
             axes="once",
         ),
     ),

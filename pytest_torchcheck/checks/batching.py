@@ -265,13 +265,13 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
 
 
 def batch_sizes(subject: Subject) -> Iterator[Finding]:
-    """Run the declared sizes, edges first, a batch of one sample, and your step with a sample less.
+    """Run batches of the declared sizes, edges first, a batch of one, and your step on one sample less.
 
-    The step learns from these samples too: one that changes nothing because it catches an error is told.
-    Single samples of sizes all over their ranges run too, in eval mode.
+    The step must learn from the smaller batch too: one that catches an error there and changes nothing is
+    reported. In eval mode, single samples run at sizes spread over the declared ranges.
 
-    What a batch of another size leaves in the model must not change what the base batch gives after it. In a
-    large batch samples give what a few of them give.
+    A batch of another size must leave nothing in the model that changes the output of the base batch. Samples
+    of a large batch must give the same output in a batch of only a few of them.
     """
     if (failed := step_of_fewer(subject)) is not None:
         yield failed

@@ -81,9 +81,9 @@ class _Futures:
 
 
 def causality(subject: Subject) -> Iterator[Finding]:
-    """Change the input's suffix by finite values; the output's prefix must keep its bits.
+    """Replace the input after a position by other finite values; the output up to there must be bit-equal.
 
-    One sample of the largest declared sizes is asked too: a table of the mask ends somewhere.
+    The check runs again on one sample of the largest declared sizes, which may be longer than a stored mask.
     """
     for promise in subject.promised("Causal"):
         assert isinstance(promise, promises.Causal)

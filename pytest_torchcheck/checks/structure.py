@@ -146,10 +146,10 @@ def _used(subject: Subject, stray: Stray) -> Finding:
 
 
 def dead_modules(subject: Subject) -> Iterator[Finding]:
-    """Name what takes no part: modules that never ran, results that nothing reads, and layers of which a part goes nowhere.
+    """Find modules that never run, results that nothing reads, and outputs of layers that are used only in part.
 
-    A line that runs for each position of an input, and of which the last result alone is read, must not be all
-    that the other positions come to.
+    Where a line runs once for each position of an input and only its last result is read, the other positions
+    must still influence the output.
     """
     subject.require_values()
     lost = unread_results(subject)

@@ -195,10 +195,10 @@ def nearly_leaked(
             for part, index in ((second, b), (first, a))
         ),
         location=making_line(declared, second.role) or second.class_line,
-        observed=f"both halves of each stand, number by number, in samples of {first.role}, at other places of them"
+        observed=f"both halves of each occur, value for value, in samples of {first.role}, at other positions"
         if within
-        else f"they lie {found.distance:.3g} from a sample of {first.role} with the same target; samples of "
-        f"{first.role} lie {found.usual:.3g} from their third neighbours",
+        else f"their median distance to a sample of {first.role} with the same target is {found.distance:.3g}; that "
+        f"of samples of {first.role} to their third-nearest neighbour is {found.usual:.3g}",
         cause="windows that overlap are split one by one"
         if within
         else f"{second.role} is made from samples that {first.role} holds too",

@@ -86,8 +86,8 @@ def only_last(subject: Subject, found: OnlyLast) -> Finding:
             Culprit("input", found.path, "counts at its last position only"),
         ],
         location=found.location,
-        observed=f"line {line} computes {found.text} {found.calls} times in a forward; {found.calls - 1} of the "
-        "results no operation was given",
+        observed=f"line {line} computes {found.text} {found.calls} times in one forward; no operation uses the "
+        f"first {found.calls - 1} results",
         cause="each turn replaces the result of the one before it without reading it",
         because=f"other values at all positions but the last leave every output bit-equal, in both modes; another "
         f"value at the last one does not (in two samples of {found.size} positions)",

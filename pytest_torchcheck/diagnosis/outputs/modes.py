@@ -89,7 +89,7 @@ def modes(subject: Subject, distance: float) -> Finding:
         culprits=place.culprits() if place else (),
         location=place.location if place else None,
         observed=f"outputs of one batch differ by {distance:.3g} (relative)",
-        cause="a branch on self.training changes the result, not only its noise",
+        cause="a branch on self.training changes the computation itself, not only its randomness",
         because=(place.fact if place and place.fact else "")
         or "torch's own dropout and norms were in eval mode in both runs, and no random number was drawn",
         fix="compute the same in both modes, or skip this check and say why they differ",
@@ -115,7 +115,7 @@ def part_with_statistics(
         location=place,
         observed=f"with other values in {names_text(deciding[:_MOST])} the outputs differ by "
         f"{distance:.3g} (relative)",
-        cause=f"eval mode normalises by {kind} in another way than the norm itself",
+        cause=f"the code for eval mode uses {kind} differently than the norm layer does",
         because="both modes read the same statistics: torch's norms and dropout were in eval mode in "
         "both runs, and at the first statistics the outputs are equal",
         fix="normalise as the norm does: (x - running_mean) / sqrt(running_var + eps) * weight + bias",

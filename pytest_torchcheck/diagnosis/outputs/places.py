@@ -199,10 +199,10 @@ def _reordered(place: Place, step: Step, trace: Trace) -> Place:
         settings=tuple(Culprit("call", op, what, at) for op, what, at in named if at != line),
         cause=f"{step.op.name} puts the entries in another order than that of the values with which "
         f"{place.op}{on_line(place.location)} combines them",
-        fact=f"with the entries in another order, what {step.op.name} gives stands neither as before nor as "
-        f"the entries do; {place.fact}",
-        fix=f"bring the entries back to their own places{on_line(line)}: gather by the inverse, order.argsort(), "
-        "of the order that took them out",
+        fact=f"when the input entries are permuted, the result of {step.op.name} is neither unchanged nor "
+        f"permuted in the same way; {place.fact}",
+        fix=f"restore the original order of the entries{on_line(line)}: gather with the inverse permutation, "
+        "order.argsort(), of the order in which they were taken",
     )
 
 

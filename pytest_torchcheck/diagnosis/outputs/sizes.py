@@ -116,9 +116,9 @@ def step_swallows(subject: Subject, batch: Batch, error: Swallowed) -> Finding:
         culprits=(Culprit("call", place.function or "train_step", f"raises {error.kind}", place),),
         location=place,
         observed=f"with {batch.describe()} the step returns, but no parameter changes and no gradient is left",
-        cause=f"{error.kind} is raised at {place.file.rpartition('/')[2]}:{place.line} and caught within the step",
+        cause=f"{error.kind} is raised at {place.file.rpartition('/')[2]}:{place.line} and caught inside the step",
         because=f"no such error comes with {size + 1} samples; with {size} it says: {error.text}",
-        fix="make the step work for every batch that it is given, and catch no error that it does not expect there",
+        fix=f"make the step work on {size} samples, and catch only the exceptions that it is meant to handle",
         evidence={"sizes": dict(batch.sizes), "error": error.text},
     )
 
@@ -245,12 +245,13 @@ def size_dependent(
         + (f"; the last sample's does so {which}" if which else ""),
         cause="an operation uses the size of the batch, or a statistic over it"
         if of is None
-        else "what the forward does depends on the number of samples: groups of a fixed size, or a limit "
-        "on their number",
+        else "the forward depends on the number of samples: by a chunk size, a limit, or a condition on the "
+        "batch size",
         because="sample, seed and mode were the same; only the number of samples differed",
         fix="compute it per sample"
         if of is None
-        else f"look for a number of samples, {size} or fewer, that the forward takes at a time or asks for",
+        else f"look in the forward for a chunk size or limit of at most {size} samples, or a condition on the "
+        "batch size",
         evidence={"gaps": dict(gaps)},
     )
 

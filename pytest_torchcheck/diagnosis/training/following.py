@@ -87,16 +87,16 @@ def frozen_average(subject: Subject, pairs: Mapping[str, str], moved: float) -> 
     names, place = list(pairs), where_changed(subject, next(iter(pairs)))
     return suspicious(
         "frozen-moved",
-        f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen, and the step "
-        "averages trained parameters into them",
+        f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen, but the step "
+        f"averages trained parameters into {'it' if len(names) == 1 else 'them'}",
         culprits=[Culprit("parameter", n, f"moves towards {pairs[n]}", place) for n in names],
         location=place,
         observed=f"max|after - before| = {moved:.3g}; each update moves them a part of the way to the "
         "parameters that they started as copies of",
         cause="Frozen promises that a parameter stays as it is; what the step keeps here is a moving average",
         because="they require no gradient, and each update of the step points from them to those parameters",
-        fix=f"drop {names[0]!r} and its like from Frozen(...) where the average is meant "
-        "(MovingAverage declares it), or the update where it is not",
+        fix=f"if the average is intended, remove {names_text(names)} from Frozen(...) and declare "
+        "promises.MovingAverage(...) instead; otherwise remove the update",
         evidence={"parameters": names},
     )
 

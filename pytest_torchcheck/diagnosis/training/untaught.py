@@ -113,7 +113,7 @@ def crossed(subject: Subject, found: Crossed) -> Finding:
     place = sources.of_object(kind.step if kind is not None else step)
     if kind is None:
         place = sources.search(step, r"\.grad\s*=[^=]") or place
-    by = found.by or "others of its shape"
+    by = found.by or "other parameters of its shape"
     count = (
         f" (at least {len(found.names)} parameters are moved so)" if len(found.names) > 1 else ""
     )
@@ -122,15 +122,15 @@ def crossed(subject: Subject, found: Crossed) -> Finding:
         f"{what} moves {name} by the gradient of {by}{count}",
         culprits=[parameter(subject, n, "follows another gradient") for n in found.names[:8]],
         location=place,
-        observed=f"with the gradient of {by} turned round, and nothing else changed, {name} ends elsewhere",
-        cause="gradients, or what the optimizer keeps of them, are assigned to parameters by order or by shape"
+        observed=f"when the sign of the gradient of {by} is reversed and nothing else changes, {name} gets other values",
+        cause="the step assigns gradients to parameters in a different order than it took them, or by shape"
         if kind is None
-        else "parameters of one shape share what the optimizer keeps, or it hands one's gradient to another",
-        because=f"with its own gradient turned round {name} ends "
-        + ("elsewhere too" if found.own else "where it did")
-        + "; a norm over all gradients does not change with their signs",
-        fix="keep state by parameter: self.state[p]"
+        else "parameters of the same shape share optimizer state, or one parameter's gradient is applied to another",
+        because=f"when the sign of its own gradient is reversed, {name} gets "
+        + ("other values too" if found.own else "the same values")
+        + "; a norm over all gradients does not depend on their signs",
+        fix="keep the state of each parameter in self.state[p]"
         if kind is not None
-        else "take gradients and parameters from one list, or assign them by name",
+        else "collect gradients and parameters in the same loop, or match them by name",
         evidence={"parameters": found.names, "by": found.by},
     )

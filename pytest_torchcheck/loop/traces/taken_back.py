@@ -199,7 +199,7 @@ def _told(subject: Subject, step: int, way: _Way, names: frozenset[str]) -> Find
     return make(
         "weights-not-taken-back",
         f"the step moves {few(names)} uphill for a second gradient and "
-        f"{'brings them back to another place' if returns else 'leaves them there'}",
+        f"{'does not bring them all the way back' if returns else 'leaves them there'}",
         culprits=(
             *(
                 [Culprit("call", place.function.rpartition(".")[2] or "step", "the last write", place)]
@@ -209,14 +209,14 @@ def _told(subject: Subject, step: int, way: _Way, names: frozenset[str]) -> Find
             *(Culprit("parameter", name, f"off by {way.parts[name]:.3g}") for name in most[:3]),
         ),
         location=place,
-        observed=f"without the optimizer's update the weights end {float(way.left.norm()):.4g} from where the step "
-            f"began: {share:.3g} of the distance {square**0.5:.4g} that they were moved between the passes",
-        cause=f"the writes that end at {at(place)} do not undo the move"
+        observed=f"without the optimizer's update, the weights end {float(way.left.norm()):.4g} away from where the "
+            f"step began: {share:.1%} of the {square**0.5:.4g} that they were moved between the backward passes",
+        cause=f"the last write, at {at(place)}, does not undo the move"
             if returns and place is not None
-            else "nothing takes the move back",
+            else "nothing undoes the move",
         because=f"the weights moved along the first gradient (cosine {way.uphill:.3g}), and where they end depends on "
             "the samples of the batch, even when the optimizer's update is undone",
-        fix="keep the move, or a copy of the weights, when the weights are moved, and subtract the same move or copy "
-            "these weights back before optimizer.step()",
+        fix="save the move, or a copy of the weights, before the second forward; subtract that same move, or copy "
+            "the weights back, before optimizer.step()",
         evidence={"moved": square**0.5, "left": float(way.left.norm()), "cosine": way.uphill},
     )  # fmt: skip
