@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator
 
+    from ..batches import Batch
     from ..probes.numbers.signal_facts import Averaging
     from ..probes.numbers.views import Moved
     from ..probes.placement import Stray
@@ -272,7 +273,7 @@ def axis_order(subject: Subject) -> Iterator[Finding]:
     """Compare the dimensions of each view with those of what it is a view of, by size and by place.
 
     Where two of them could also be one that is halved and one that is doubled, a forward at other
-    sizes tells.
+    sizes tells, those of larger images among them, if the model takes them.
     """
     subject.require_values()
     seen = observe(subject).signals
@@ -281,8 +282,12 @@ def axis_order(subject: Subject) -> Iterator[Finding]:
         return
     wrong = [one for one in seen.moved if one.certain]
     if not wrong and seen.moved:
-        places = {one.location for one in seen.moved}
-        wrong = [one for one in _at_other_sizes(subject) if one.certain and one.location in places]
+        known = {(one.location, one.was, one.now) for one in seen.moved}
+        wrong = [
+            one
+            for one in _at_other_sizes(subject)
+            if one.certain and (one.location, one.was, one.now) in known
+        ]
     if wrong:
         yield explain.axes_swapped(wrong)
         return
@@ -290,18 +295,47 @@ def axis_order(subject: Subject) -> Iterator[Finding]:
 
 
 def _at_other_sizes(subject: Subject) -> list[Moved]:
-    """Return what the views of a forward do with every free size changed by one."""
+    """Return what the views of forwards do with every free size changed by one, and with larger images."""
+    found: list[Moved] = []
+    for other in (_resized(subject), _enlarged(subject, 5, 4), _enlarged(subject, 3, 2)):
+        if other is None or found:
+            continue
+        with (
+            subject.pristine(train=True) as model,
+            torch.no_grad(),
+            SignalWatch(model, None) as watch,
+        ):
+            seed_everything(subject.seed)
+            with contextlib.suppress(SubjectError):
+                subject.call(model, other.clone())
+        found = [one for one in watch.seen.moved if one.certain]
+    return found
+
+
+def _resized(subject: Subject) -> Batch | None:
+    """Return a batch in which every free size is another one; None where there is none."""
     batch = subject.batch()
     sizes = {name: size - 1 if size > 2 else size + 1 for name, size in batch.sizes.items()}
     other = subject.at(**sizes)
     symbol = subject.source.batch_symbol
     if other is None and symbol is not None and batch.sizes.get(symbol, 0) > 2:
         other = subject.source.rows(batch, torch.arange(batch.sizes[symbol] - 1))
-    if other is None:
-        return []
-    with subject.pristine() as model, torch.no_grad(), SignalWatch(model, None) as watch:
-        model.train()
-        seed_everything(subject.seed)
-        with contextlib.suppress(SubjectError):
-            subject.call(model, other.clone())
-    return watch.seen.moved
+    return other
+
+
+def _enlarged(subject: Subject, by: int, of: int) -> Batch | None:
+    """Return the batch with images larger by a fraction, their pixels repeated; None where none divides so."""
+    grown: list[str] = []
+
+    def enlarge(path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or leaf.dim() < 4:
+            return leaf
+        for dim in (-2, -1):
+            if (size := leaf.shape[dim]) % of == 0:
+                more = torch.arange(size * by // of, device=leaf.device) % size
+                leaf = leaf.detach().index_select(dim, more)
+                grown.append(path)
+        return leaf
+
+    batch = subject.batch().map(enlarge, targets=False)
+    return batch if grown else None

@@ -162,3 +162,58 @@ def a_future_that_is_told_from_others() -> Contract:
     return Contract(
         model=Predictive, inputs="B T 6", sizes={"B": (6, 8), "T": (5, 7)}, targets="B", loss=loss
     )
+
+
+@sound
+def returns_that_are_summed_over_time() -> Contract:
+    """Generalised advantages add up what follows, until an episode ends: a reward reaches every output before it."""
+
+    class ActorCritic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.value = nn.Linear(6, 16), nn.Linear(16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.value(torch.tanh(self.body(x))).squeeze(-1)
+
+    def loss(values: torch.Tensor, rollout: dict[str, torch.Tensor]) -> torch.Tensor:
+        running, kept = torch.zeros_like(rollout["old"][0]), []
+        following = torch.zeros_like(running)
+        for reward, old, done in reversed(list(zip(*rollout.values(), strict=True))):
+            delta = reward + 0.99 * following * (1 - done) - old
+            running = delta + 0.99 * 0.95 * (1 - done) * running
+            following = old
+            kept.append(running + old)
+        return (values - torch.stack(kept[::-1])).square().mean()
+
+    steps, environments = 16, 4
+    generator = torch.Generator().manual_seed(3)
+    rollout = {
+        "rewards": 1 + torch.rand(steps, environments, generator=generator),
+        "old": torch.rand(steps, environments, generator=generator),
+        "dones": (torch.rand(steps, environments, generator=generator) < 0.2).float(),
+    }
+    x = torch.randn(steps, environments, 6, generator=generator)
+    return Contract(model=ActorCritic, batch=((x,), rollout), loss=loss)
+
+
+@sound
+def scores_beside_those_of_images_that_the_loss_scores_itself() -> Contract:
+    """The loss calls the critic on its targets: they direct the weights, not the scores that are handed to it."""
+    critic = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1), nn.Flatten(0))
+
+    def loss(scores: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+        return critic(fake).mean() - scores.mean()
+
+    def train_step(model: nn.Module, optimizer: Any, inputs: Any, targets: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        value = loss(model(*inputs), targets)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    x, fake = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))
+    return Contract(
+        model=critic, batch=((x,), fake), loss=loss, train_step=train_step,
+        optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
+    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from ...batches.rows import take_rows
 from ...codes import loss as explain
 from ...objects import trees
 from ...probes.loss.consumption import LossCall, LossWatch
+from ...probes.loss.distances import along_lines, one_distance, summed
 from ...runs.facts import output_for_loss
 from ...runs.losses.order import moved_by_order, orders
 from ...runs.tied_outputs import tied_outputs
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...findings import Finding
+    from ...probes.loss.distances import Place
     from ...runs.losses.consumption import LossEvidence
     from ...subject import Subject
 
@@ -67,13 +68,13 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
             reached = ways[0]
             seen += len(reached)
             # one term for each position: a criterion of class indices, and nothing after it
-            if slopes.last.startswith("NllLoss") and _along_lines(
+            if slopes.last.startswith("NllLoss") and along_lines(
                 reached, own[name].shape, batch_dim
             ):
                 yield explain.spread_over(subject, output, batch, path, name, reached)
                 return
             if len(reached) < 2 or any(
-                _one_distance(way, own[name].shape, batch_dim) for way in ways
+                one_distance(way, own[name].shape, batch_dim) or summed(way) for way in ways
             ):
                 continue
             if _matched(subject, output, batch, own[name]):
@@ -146,9 +147,6 @@ def _class_axes(leaf: torch.Tensor, target: torch.Tensor) -> list[int]:
     ]
 
 
-Place = tuple[int, ...]
-
-
 def _reached(
     base: torch.Tensor,
     axes: list[int],
@@ -201,50 +199,6 @@ def _other(target: torch.Tensor, place: Place, classes: int) -> torch.Tensor | N
         spread = float(target.std()) if target.numel() > 1 else 0.0
         changed[place] = value + (spread if spread > 0 else 1.0)
     return None if torch.equal(changed, target) else changed
-
-
-def _one_distance(
-    reached: dict[Place, set[Place]], shape: torch.Size, batch_dim: int | None
-) -> bool:
-    """Say whether one distance leads from every changed target to an output.
-
-    It may be along one axis other than the batch's, as that of a next-token loss; an axis may be
-    read backward, and axes of one size may be exchanged: time may come first in one of the two.
-    """
-    axes = range(len(shape))
-    orders = [
-        order
-        for order in itertools.permutations(axes)
-        if all(shape[a] == shape[b] for a, b in zip(axes, order, strict=True))
-    ]
-    for order, signs in itertools.product(orders, itertools.product((1, -1), repeat=len(shape))):
-        backward = [axis for axis, sign in zip(axes, signs, strict=True) if sign < 0]
-        common: set[Place] | None = None
-        for place, where in reached.items():
-            moved = [sign * place[axis] for sign, axis in zip(signs, order, strict=True)]
-            distances = {tuple(w - p for w, p in zip(item, moved, strict=True)) for item in where}
-            common = distances if common is None else common & distances
-        for distance in common or ():
-            along = [axis for axis, step in zip(axes, distance, strict=True) if step]
-            if len({*along, *backward}) <= 1 and batch_dim not in (*along, *backward):
-                return True
-    return False
-
-
-def _along_lines(
-    reached: dict[Place, set[Place]], shape: torch.Size, batch_dim: int | None
-) -> bool:
-    """Say whether every changed target moves all positions of its own sample along some axis, and no other sample's."""
-    if batch_dim is None or batch_dim >= len(shape) or len(reached) < 2:
-        return False
-    axes = [axis for axis, size in enumerate(shape) if axis != batch_dim and size > 2]
-    return all(
-        {item[batch_dim] for item in where} == {place[batch_dim]}
-        for place, where in reached.items()
-    ) and any(
-        all({item[axis] for item in where} == set(range(shape[axis])) for where in reached.values())
-        for axis in axes
-    )
 
 
 def _matched(subject: Subject, output: Any, batch: Batch, target: torch.Tensor) -> bool:

@@ -203,7 +203,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         return
     if seen:
         yield passed(f"{seen} targets each affect the loss of their own sample only")
-    elif (deaf := deaf_gradient(loss, base, loss.targets())) is not None:
+    elif not loss.reaches_weights() and (deaf := deaf_gradient(loss, base, loss.targets())):
         yield explain.deaf_gradient(subject, loss, deaf)
     else:
         yield inconclusive("no change of one sample's target changed the loss")

@@ -211,7 +211,10 @@ def of_other_samples(
         f"{path}[{sample}] changes the gradient of sample {int(moved.argmax())}"
         for sample, moved in list(pulls.items())[:3]
     )
-    return violated(
+    # rows of several values, all of which reach back (or all on), may be steps in time: a rollout of (T, N)
+    earlier = {int(moved.argmax()) < sample for sample, moved in pulls.items()}
+    in_time = len(earlier) == 1 and loss.targets()[path].dim() > 1
+    return (suspicious if in_time else violated)(
         "target-of-another-sample",
         f"{path} are compared with the outputs of other samples",
         culprits=[
@@ -222,7 +225,8 @@ def of_other_samples(
         cause="output and targets are in a different order along the batch dimension",
         because=f"a target changes the gradient of other samples' {_by(loss)}, but not of its own",
         fix="keep the order of the samples: do not roll, flip or transpose the batch dimension "
-        "of only one of the two",
+        "of only one of the two"
+        + ("; where dimension 0 is time, declare batch_dim=1" if in_time else ""),
     )
 
 

@@ -159,6 +159,20 @@ class LossOfOutput:
             last=loss.grad_fn.name() if loss.grad_fn is not None else "",
         )
 
+    def reaches_weights(self) -> bool:
+        """Say whether the loss has a gradient that does not pass through these outputs: it calls a model itself."""
+        loss, leaves = self.run()
+        own, seen, open_ = {id(t) for t in leaves.values()}, set(), [loss.grad_fn]
+        while open_:
+            node = open_.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if (leaf := getattr(node, "variable", None)) is not None and id(leaf) not in own:
+                return True
+            open_ += [before for before, _ in node.next_functions]
+        return False
+
     def targets(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the targets, by their paths in the batch."""
         return targets_of(self.batch)

@@ -77,6 +77,44 @@ def test_sizes_that_leave_a_doubt_are_told_apart_at_other_sizes() -> None:
     assert found.status == "violated"
 
 
+class Image(nn.Module):
+    """Folds the pixels of its own map into rows, and back into an image."""
+
+    def __init__(self, back: Any) -> None:
+        super().__init__()
+        self.body, self.back = nn.Conv2d(3, 32, 4, stride=4), back
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        return torch.tanh(self.back(y.flatten(2).transpose(1, 2), y.shape))
+
+
+def folded_back(rows: Tensor, shape: torch.Size) -> Tensor:
+    return rows.reshape(shape)
+
+
+def turned_back(rows: Tensor, shape: torch.Size) -> Tensor:
+    return rows.transpose(1, 2).reshape(shape)
+
+
+def at_one_size(rows: Tensor, shape: torch.Size) -> Tensor:
+    return rows.reshape(shape[0], 32, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("back", "status"),
+    [
+        (folded_back, "violated"),
+        (turned_back, "passed"),
+        (at_one_size, "passed"),  # no other size runs
+    ],
+)
+def test_a_doubt_at_fixed_sizes_is_told_by_a_larger_image(back: Any, status: str) -> None:
+    sizes = {"B": (2, 5)}
+    found = judged(Image(back), inputs="B 3 16 16", targets="B", sizes=sizes)
+    assert found.status == status, found
+
+
 def test_a_doubt_that_no_other_sizes_clear_up_is_no_finding() -> None:
     assert judged(Does(lambda x: x.reshape(-1, 4, 8)), 4, 8, 4).status == "passed"
 
