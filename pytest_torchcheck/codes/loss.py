@@ -5,6 +5,7 @@ from __future__ import annotations
 from .explainer import One
 from .rule import STUCK, rule
 
+against_itself = One("diagnosis.loss.wrong_input:against_itself", "compared-with-itself")
 arguments_swapped = One("diagnosis.loss.wrong_input:arguments_swapped", "loss-arguments-swapped")
 broadcast = One("diagnosis.loss.consumed:broadcast", "loss-broadcast")
 changed_arguments = One(

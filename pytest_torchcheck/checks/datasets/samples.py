@@ -232,8 +232,10 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
             )
             continue
         classes, ignore, wants_float = _declared_labels(subject, part)
+        if part.plan.collate_fn is not None or _is_all_input(subject, found):
+            wants_float = None  # no label of a sample is the target as it is
         bad = list(explain.labels_wrong(part, measured, classes, ignore, wants_float))
-        if not bad and wants_float and measured.collated and part.plan.collate_fn is None:
+        if not bad and wants_float and measured.collated:
             said = _refusal(subject, measured.collated)
             given = subject.batch().targets.dtype == measured.collated
             bad = [explain.dtype_refused(part, measured, said, given)] if said else []
@@ -250,6 +252,14 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
                 f"{part.prefix}{measured.count} labels of {measured.dtype}: {kinds}{within}",
                 evidence={"labels": rows} if rows else None,
             )
+
+
+def _is_all_input(subject: Subject, found: Survey) -> bool:
+    """Say whether a sample holds no more than the model's inputs."""
+    model = subject.contract.model
+    return model is not None and len(found.samples[0].leaves) <= len(
+        list(subject.batch().input_leaves())
+    )
 
 
 def _refusal(subject: Subject, dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""What a loss is given stays as it is."""
+"""What a loss is given stays as it is, and is not one value twice."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import torch
 
 from ...codes import loss as explain
 from ...objects import trees
-from ...runs.losses.consumption import evidence
+from ...runs.losses.consumption import PAIRED, evidence, loss_calls
 from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
+from .targets import loss_of_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...findings import Finding
+    from ...probes.loss.consumption import LossCall
+    from ...runs.losses.consumption import LossEvidence
     from ...subject import Subject
 
 _SAME = 1e-5
@@ -96,3 +100,29 @@ def _size(tensor: torch.Tensor) -> float:
 
 def _alike(a: float, b: float) -> bool:
     return a == b or abs(a - b) <= _SAME * max(abs(a), abs(b)) or (a != a and b != b)
+
+
+def against_itself(subject: Subject, seen: LossEvidence) -> LossCall | None:
+    """Return a call that compares a value with itself, also where the elements of each output have changed places."""
+    loss = loss_of_output(subject)
+    compared = (*PAIRED, "F.kl_div")
+    if isinstance(loss, str) or not any(used.function in compared for used in seen.consumed):
+        return None
+    draw = torch.Generator().manual_seed(subject.seed)
+    for path, tensor in loss.outputs.items():
+        places = torch.randperm(tensor.numel(), generator=draw).to(tensor.device)
+        loss = loss.at(path, trees.dense(tensor).detach().flatten()[places].view(tensor.shape))
+    try:
+        calls = loss_calls(subject, loss)
+    except SubjectError:
+        return None
+    return next((c for c in calls if c.op.name in compared and _is_itself(c)), None)
+
+
+def _is_itself(call: LossCall) -> bool:
+    given, target = call.input.detach(), call.target
+    if target is None or given.shape != target.shape or given.numel() < 2 or not given.std() > 0:
+        return False
+    if call.op.name == "F.kl_div" and not call.options.get("log_target"):
+        given = given.exp()
+    return torch.allclose(given.double(), target.detach().double(), rtol=1e-5, atol=1e-7)

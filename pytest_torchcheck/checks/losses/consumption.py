@@ -24,6 +24,7 @@ from ...specs import Labels
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
+from .arguments import against_itself
 from .targets import base_slopes, loss_of_output, unread_by_step
 
 if TYPE_CHECKING:
@@ -119,10 +120,12 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     logarithms are of. Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
     input as a sure model gives it), a regression on labels that are declared as classes, and a
     cross entropy of targets that are not class probabilities (several ones in a row, negative ones,
-    or one number per sample).
+    or one number per sample). No loss may compare a value with itself, whatever the outputs are.
     """
     seen = evidence(subject)
     found = list(_inputs(subject, seen, set()))
+    if not found and (call := against_itself(subject, seen)) is not None:
+        found = [explain.against_itself(call)]
     yield from found
     if found:
         return

@@ -10,16 +10,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...codes import loss as explain
 from ...objects import trees
-from ...probes.loss.arguments import (
-    by_own_loss,
-    by_step,
-    named_unused,
-    targets_of,
-    unread_targets,
-)
+from ...probes.loss.arguments import by_own_loss, by_step, named_unused, targets_of, unread_targets
 from ...probes.loss.own import OwnLoss
 from ...probes.loss.places import deaf_gradient
-from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, chosen_by_loss, pulls_of
+from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, chosen_by_loss, pulls_of, two_groups
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import forward_facts, output_for_loss
 from ...runs.liveness.unread import lost_results
@@ -91,6 +85,7 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
             continue  # the loss refuses it: batch-sizes and label-range judge that
         tried += 1
         if found is not None and not found.finite:
+            status = "suspicious" if two_groups(loss, subject.contract.batch_dim or 0) else status
             yield explain.not_finite(subject, what, case, found, status)
             return
     if tried:
@@ -168,7 +163,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         yield from _of_own_loss(subject, loss)
         return
     paths = unread_targets(loss.batch, lambda batch: {"loss": loss.run(batch)[0].detach()})
-    if (status := _how_sure(subject, loss.batch, paths, subject.contract.loss)) is not None:
+    if (status := _how_sure(subject, loss.batch, paths)) is not None:
         yield explain.ignored(subject, loss, paths, status)
         return
     if paths and (lost := lost_results(partial(loss.run, loss.batch))):
@@ -221,7 +216,7 @@ def _of_own_loss(subject: Subject, otherwise: str) -> Iterator[Finding]:
     adapted, batch = subject.contract.adapted, subject.batch()
     given = adapted is not None and adapted.call is not None
     paths = unread_targets(batch, partial(by_own_loss, subject)) if given else []
-    if (status := _how_sure(subject, batch, paths, None)) is not None:
+    if (status := _how_sure(subject, batch, paths)) is not None:
         yield explain.ignored(subject, None, paths, status)
         return
     try:
@@ -282,16 +277,16 @@ def unread_by_step(subject: Subject) -> Finding | None:
     """Take one step with the targets of the base batch, and one each with others, from the same state."""
     batch = subject.batch()
     paths = unread_targets(batch, partial(by_step, subject))
-    status = _how_sure(subject, batch, paths, subject.contract.train_step)
+    status = _how_sure(subject, batch, paths)
     return None if status is None else explain.ignored(subject, None, paths, status)
 
 
-def _how_sure(subject: Subject, batch: Batch, unread: list[str], read_by: object) -> Status | None:
+def _how_sure(subject: Subject, batch: Batch, unread: list[str]) -> Status | None:
     """Say what it means that targets are not read: where they are not declared as targets, perhaps nothing.
 
     Targets of a spec are. Those that a batch is given by hand are where they fit an output: a label
     for each row of scores, or a value for each. Constants and copies of an input may stand for none,
-    and so may those that ``read_by``, the loss or the step, takes as ``_`` or by a name with an
+    and so may those that the loss or the step takes as ``_`` or by a name with an
     underscore before it. Where others are read, a batch by hand may hold more than is used; a
     declared target is missed for certain where it alone fits an output.
     """
@@ -301,7 +296,8 @@ def _how_sure(subject: Subject, batch: Batch, unread: list[str], read_by: object
     some = len(unread) < len(targets)
     if some and batch.origin != "drawn":
         return None
-    if named_unused(read_by, 1 if read_by is subject.contract.loss else 3):
+    contract = subject.contract
+    if named_unused(contract.loss, 1) or named_unused(contract.train_step, 3):
         return "suspicious"
     if some:
         specs, leaves = subject.source.specs, trees.floats(output_for_loss(subject)).values()

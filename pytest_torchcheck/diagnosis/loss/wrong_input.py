@@ -13,7 +13,7 @@ from ..lines.passed_on import forward_returned
 
 if TYPE_CHECKING:
     from ...probes.loss.axes import Crossed
-    from ...probes.loss.consumption import LogOf
+    from ...probes.loss.consumption import LogOf, LossCall
     from ...runs.losses.consumption import Consumed
     from ...subject import Subject
 
@@ -231,6 +231,30 @@ def crossed_axes(found: Crossed) -> Finding:
         because=f"{name} was called with dim={found.over}, {logs} with dim={found.logs_over}, and "
         f"the product{on_line(product)} takes both",
         fix=f"give {name} dim={found.logs_over}{on_line(place)}",
+    )
+
+
+def against_itself(call: LossCall) -> Finding:
+    """Explain a loss function whose two arguments are one value, whatever the outputs are."""
+    name, maker = call.op.name, call.producer.op if call.producer is not None else call.op
+    culprits = [
+        Culprit("call", op.name, words, op.location)
+        for op, words in (
+            (maker, "gives the first argument"),
+            (call.target_op, "gives the second argument"),
+            (call.op, "compares them"),
+        )
+        if op is not None
+    ]
+    return violated(
+        "compared-with-itself",
+        f"{name} compares a value with itself",
+        culprits=culprits,
+        location=maker.location or call.op.location,
+        observed="the two arguments are equal, and stay equal for other outputs",
+        cause="both are computed from one and the same tensor, so that the term is constant",
+        because="the elements of each output changed places, and the arguments were equal again",
+        fix=f"compute one of the two from the other output, or from the targets{on_line(maker.location)}",
     )
 
 

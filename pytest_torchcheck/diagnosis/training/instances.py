@@ -8,7 +8,7 @@ from ... import sources
 from ...culprits import parameter
 from ...explanation import listed
 from ...findings import Culprit, Finding
-from ...verdicts import violated
+from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
     from ...subject import Subject
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def instances_share(subject: Subject, names: list[str]) -> Finding:
     """Report tensors that two instances keep in the same memory though training writes to them."""
     place = sources.of_parameter(subject.model, names[0])
-    return violated(
+    own = (
+        place is None or sources.rank(place.file) == 2
+    )  # a library may share by design, as Pyro's store of parameters
+    return (violated if own else suspicious)(
         "factory-repeats",
         f"two models that the factory builds share the memory of {listed(names)}",
         culprits=[parameter(subject, name, "shared by instances") for name in names[:6]],

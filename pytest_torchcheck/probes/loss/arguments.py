@@ -223,6 +223,8 @@ def named_unused(function: object, place: int) -> bool:
     """Say whether a function says by the name of a parameter that it does not use it."""
     if not callable(function):
         return False
+    if isinstance(function, torch.nn.Module):
+        function = function.forward
     try:
         names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # of a builtin

@@ -40,15 +40,20 @@ def one_distance(
 
 
 def summed(reached: dict[Place, set[Place]]) -> bool:
-    """Say whether most changed targets reach several places along one axis: sums over time, such as returns."""
+    """Say whether targets reach all places up to their own, from one side along one axis: sums over time, as in returns."""
+
+    def runs(place: Place, where: set[Place], axis: int, side: int) -> bool:
+        own = {item[:axis] + item[axis + 1 :] for item in where} == {
+            place[:axis] + place[axis + 1 :]
+        }
+        steps = sorted(side * (item[axis] - place[axis]) for item in where)
+        return own and steps[0] in (0, 1) and steps == list(range(steps[0], steps[0] + len(steps)))
+
     several = sum(len(where) > 1 for where in reached.values())
     return 2 * several > len(reached) and any(
-        all(
-            item[:axis] + item[axis + 1 :] == place[:axis] + place[axis + 1 :]
-            for place, where in reached.items()
-            for item in where
-        )
+        all(runs(place, where, axis, side) for place, where in reached.items() if where)
         for axis in range(len(next(iter(reached))))
+        for side in (1, -1)
     )
 
 

@@ -139,8 +139,15 @@ def moved(given: Shape, made: Shape) -> tuple[int, int, bool] | None:
             if same and ends_made[now] // made[now] not in starts:
                 ends = sorted({*ends_given.values(), *ends_made.values()})
                 whole = all(two % one == 0 for one, two in itertools.pairwise(ends))
-                return same[0], now, not whole
+                return same[0], now, not whole or _in_place(given, made, same[0], now)
     return None
+
+
+def _in_place(given: Shape, made: Shape, was: int, now: int) -> bool:
+    """Say whether one dimension keeps its size and place between two others that trade a factor: heads by a bare view."""
+    if was != now or len(given) != len(made) or not 0 < now < len(made) - 1:
+        return False
+    return given[now - 1] != made[now - 1] and given[now + 1] != made[now + 1]
 
 
 def _ends(shape: Shape, axes: Sequence[int], start: int) -> dict[int, int]:
