@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _SIZED = ("batch_size", "shuffle", "drop_last", "num_workers")
 _ARGUMENTS = frozenset(inspect.signature(DataLoader).parameters)
 _MOST = 2
+_SHORT = 40
 
 
 def files_of(part: Part, declared: Location | None) -> tuple[str, ...]:
@@ -131,8 +132,11 @@ def sampler_made(
         return places if len(calls) <= _MOST else (), "", ()
     file, call = calls[0]
     given = _given(call)
+    while isinstance(given, ast.Call) and given.args:  # torch.as_tensor(weights) is made of weights
+        given = given.args[0]
     if not isinstance(given, ast.Name):
-        return places, "" if given is None else ast.unparse(given)[:40], ()
+        text = "" if given is None else ast.unparse(given)
+        return places, text if len(text) <= _SHORT else "", ()
     scope = sources.function_around(file, call.lineno) or sources.tree_of(file)
     lines = [
         node.lineno

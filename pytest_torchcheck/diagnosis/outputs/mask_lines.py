@@ -18,7 +18,7 @@ from ..crashes.place import Place
 from .places import recorded, told_by
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ...batches import Batch
     from ...probes.recorded.operations import Trace
@@ -82,6 +82,52 @@ def leaking_line(
                 settings=settings,
             )
     return place
+
+
+def switched_off(
+    subject: Subject, place: Place | None, leaks: Callable[[Callable[[], None]], bool]
+) -> Place | None:
+    """Return the line that builds the module of a place, where a flag of it that is False, set to True, stops a leak.
+
+    Args:
+        subject: The model.
+        place: The operation that lets positions through.
+        leaks: Runs the model, after what it is given, for each run; says whether positions come through.
+    """
+    if place is None or not place.module:
+        return None
+    line = place.constructed or place.built or sources.of_parameter(subject.model, place.module)
+    if line is None:
+        return None
+    last, modules = place.module.rpartition(".")[2], dict(subject.model.named_modules())
+    module = modules[place.module]
+    alike = [
+        m
+        for name, m in modules.items()
+        if name.rpartition(".")[2] == last and type(m) is type(module)
+    ]
+    for flag in [
+        name for name, value in vars(module).items() if value is False and name != "training"
+    ]:
+
+        def switch(flag: str = flag) -> None:
+            for one in alike:
+                setattr(one, flag, True)
+
+        if not leaks(switch):
+            kind = type(module).__name__
+            return replace(
+                place,
+                location=line,
+                settings=(
+                    *place.settings,
+                    Culprit("call", place.op, "lets them through", place.location),
+                ),
+                cause=f"{kind} is built with {flag}=False{on_line(line)}",
+                fact=f"{place.fact}; with {flag}=True the outputs do not depend on later positions",
+                fix=f"pass {flag}=True to {kind}{on_line(line)}",
+            )
+    return None
 
 
 _SELECTING = ("__getitem__", "gather", "index_select", "take_along_dim")

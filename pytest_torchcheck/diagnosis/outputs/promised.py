@@ -21,7 +21,7 @@ from . import mask_lines, places
 from .mask_lines import not_hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ...batches import Batch
     from ...findings import Location
@@ -117,6 +117,7 @@ def _over_filled(place: Place, found: Lengthened) -> Place:
     )
 
 
+_STILL = 1e-5
 _DIVISIONS = frozenset({"div", "divide", "truediv"})
 
 
@@ -145,6 +146,16 @@ def future(
     """Explain an output that depends on later inputs."""
     length = batch.tensors()[path].shape[promise.dim]
     place = mask_lines.leaking_line(subject, batch, changed, length=length)
+
+    def leaks(prepare: Callable[[], None]) -> bool:
+        kept = []
+        for one in (batch, changed[position + 1]):
+            prepare()  # every run puts the model back
+            output = trees.pick(subject.forward(one), promise.output)
+            kept.append(output.narrow(promise.output_dim, 0, position + 1))
+        return trees.apart(*kept) > _STILL
+
+    place = mask_lines.switched_off(subject, place, leaks) or place
     return places.finding_at(
         place,
         subject,

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, WeightedRandomSampler
 
 from pytest_torchcheck import Contract
 
@@ -139,3 +139,14 @@ class Apart(nn.Module):
 def test_a_loss_module_says_by_a_name_that_it_reads_no_targets() -> None:
     declared = Contract(model=plain, batch=((drawn(8, 8),), torch.arange(8)), loss=Apart())
     assert {f.status for f in told(declared, "target-ownership")} <= {"suspicious"}
+
+
+def test_the_name_behind_a_conversion_is_what_a_sampler_is_given() -> None:
+    rows = Rows()
+    weights = [1 / count for count in (11, 11, 10)]
+    sampler = WeightedRandomSampler(torch.as_tensor(weights, dtype=torch.double), len(rows))
+    declared = Contract(dataset=rows, loader={"batch_size": 8, "sampler": sampler})
+    [finding] = told(declared, "loader-order")
+    assert "weight of its class: weights[labels]" in finding.fix
+    assert finding.location is not None
+    assert finding.location.text.startswith("weights = [")

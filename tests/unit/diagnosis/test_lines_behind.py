@@ -369,3 +369,35 @@ def test_the_line_that_does_not_bring_entries_back():
     finding, _ = found(contract, "permutation-invariance", "order-dependent")
     assert finding.location.text == "near = rows(near, by)"
     assert "order.argsort()" in finding.fix
+
+
+class Attends(nn.Module):
+    def __init__(self, width, causal=False):
+        super().__init__()
+        self.causal, self.qkv = causal, nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+        self.first = Attends(8, causal=True)
+        self.second = Attends(8)
+
+    def forward(self, ids):
+        return self.head(self.second(self.first(self.embed(ids))))
+
+
+def test_attention_that_is_built_without_its_flag():
+    contract = Contract(
+        model=Layers, inputs=Ints("B T", low=0, high=9), sizes={"B": 3, "T": 9},
+        promises=(promises.Causal(),),
+    )  # fmt: skip
+    finding, _ = found(contract, "causality", "future-leak")
+    assert finding.location.text == "self.second = Attends(8)"
+    assert "built with causal=False" in finding.cause
+    assert finding.fix.startswith("pass causal=True to Attends on line")
