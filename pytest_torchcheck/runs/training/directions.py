@@ -30,22 +30,28 @@ def untaught(subject: Subject) -> tuple[str, ...]:
     where the steps that were taken anyway show such a weight beside others: of each half of the batch, and of
     other inputs. Where these give nothing to compare, nothing is said.
     """
-    names = trajectory(subject).one_line
-    batches = _others(subject) if names else []
-    if not batches:
-        return ()
+    left = set(trajectory(subject).one_line)
+    batches = _others(subject) if left else []
+    base = _gradients(subject, subject.batch()) if batches else {}
+    turned = False
+    for batch in batches:
+        other = _gradients(subject, batch)
+        along = {n for n in base.keys() & other.keys() if _along(base[n], other[n])}
+        turned = turned or bool(base.keys() & other.keys() - along)
+        left &= along
+        if not left:  # further steps would tell nothing
+            return ()
+    return tuple(name for name in base if name in left) if turned else ()
+
+
+def _gradients(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
+    """Return the gradients that a step leaves, of weights, not of biases; empty where it raises."""
     try:
-        looks = [by_step(subject, batch) for batch in (subject.batch(), *batches)]
+        look = by_step(subject, batch)
     except SubjectError:
-        return ()
-    base, *others = (
-        {k.removeprefix("gradient "): t for k, t in look.items() if k.startswith("gradient ")}
-        for look in looks
-    )
-    weights = [name for name, gradient in base.items() if gradient.dim() > 1]
-    on_line = {n for n in weights if all(n in o and _along(base[n], o[n]) for o in others)}
-    turned = any(n in o and not _along(base[n], o[n]) for n in weights for o in others)
-    return tuple(name for name in weights if name in on_line & names) if turned else ()
+        return {}
+    found = {k.removeprefix("gradient "): t for k, t in look.items() if k.startswith("gradient ")}
+    return {name: gradient for name, gradient in found.items() if gradient.dim() > 1}
 
 
 def _others(subject: Subject) -> list[Batch]:
