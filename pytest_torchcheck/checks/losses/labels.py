@@ -18,6 +18,7 @@ from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from ..promised import find_input
 from .answers import answer_seen
+from .series import own_answer
 
 _CLEAR: Final = 0.95
 """Share of the positions from which on labels count as a copy of the ids."""
@@ -160,7 +161,8 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
 
     Without the promise ``Causal``, this is asked where labels are the tokens of an input at other
     positions, and only a pull beyond the next token is told: to repeat its tokens may be a model's task.
-    Where each position is pulled to the next token, later tokens of that input must not change it.
+    Where each position is pulled to the next token, later tokens of that input must not change it. Where it
+    is pulled to a later value of a series, that value must not.
     """
     batch = subject.batch()
     promised = subject.promised("Causal")
@@ -168,7 +170,7 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
     ids = _causal_ids(batch, promised[0]) if promised else repeated[1] if repeated else None
     if ids is None:
         kind = "the causal input is not" if promised else "no input whose tokens are the labels is"
-        yield not_applicable(f"{kind} a batch of token ids")
+        yield own_answer(subject) or not_applicable(f"{kind} a batch of token ids")
         return
     name = next((path for path, leaf in batch.input_leaves() if leaf is ids), "ids")
     names = (repeated[0] if repeated else "targets", name)

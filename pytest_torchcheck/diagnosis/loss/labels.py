@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...explanation import on_line
@@ -9,12 +10,15 @@ from ...findings import Culprit, Finding
 from ...runs.losses.consumption import evidence
 from ...verdicts import suspicious, violated
 from ..gradient.heads import head_culprits, layer_of, widened
+from ..outputs.eval_lines import eval_run
+from ..outputs.places import finding_at, first_difference
 from .consumed import declared_loss_line
 from .target_origins import target_culprits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...batches import Batch
     from ...probes.loss.arguments import Alignable
     from ...probes.recorded.watch import Op
     from ...runs.losses.consumption import Consumed
@@ -238,6 +242,39 @@ def shifted(
             if made and made[0].location and made[0].location != line
             else ""
         ),
+    )
+
+
+def own_answer(
+    subject: Subject, path: str, output: str, ahead: int, changed: Batch, *, later: bool, sure: bool
+) -> Finding:
+    """Explain outputs that depend on the very value of a series that they are trained to predict.
+
+    Args:
+        subject: The model.
+        path: The series.
+        output: The output.
+        ahead: How far after an output's position the value stands that is its target.
+        changed: The batch with another value at one such place.
+        later: Whether outputs depend on values after that too.
+        sure: Whether reading it cannot be meant.
+    """
+    runs = (eval_run(subject, batch) for batch in (subject.batch(), changed))
+    place = first_difference(subject, *runs)
+    end = "values after it are read too" if later else "no value after it is read"
+    return finding_at(
+        None if place is None else replace(place, fact=""),
+        subject,
+        "label-shift",
+        f"each position is trained to predict {path}[t{ahead:+d}], and reads it",
+        made=violated if sure else suspicious,
+        instead=Culprit("input", path, "holds the answer"),
+        observed=f"{path}[:, t{ahead:+d}] changed: {output}[:, t] moved at every t that was tried; {end}",
+        cause="the features of a position begin one step late, or a shift or a mask is missing"
+        + ("" if sure else "; to read the value may be meant, as in an autoencoder"),
+        because=f"the targets are {path}[t{ahead:+d}], bit for bit, and nothing else differed between two eval forwards",
+        fix=f"let output t depend on values of {path} before t{ahead:+d} only: slice its features one step earlier, "
+        "or shift or mask them",
     )
 
 
