@@ -19,6 +19,7 @@ disconnected = One("diagnosis.loss.graph:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")
 hot_start = One("diagnosis.loss.at_start:hot_start")
 hidden_nan = One("diagnosis.loss.hidden_nan:hidden_nan", "nan-hidden", doubtful=True)
+noise_target = One("diagnosis.loss.wrong_input:noise_target", "noise-unseen", doubtful=True)
 labels_as_numbers = One(
     "diagnosis.loss.wrong_input:labels_as_numbers", "labels-as-numbers", doubtful=True
 )

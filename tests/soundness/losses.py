@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, promises
 from tests.soundness.models import sound
 
 
@@ -216,4 +216,40 @@ def scores_beside_those_of_images_that_the_loss_scores_itself() -> Contract:
     return Contract(
         model=critic, batch=((x,), fake), loss=loss, train_step=train_step,
         optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=1e-3),
+    )  # fmt: skip
+
+
+@sound
+def forecaster_with_lags() -> Contract:
+    class Lags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+
+        def forward(self, series: torch.Tensor) -> torch.Tensor:
+            steps = series.shape[1] - 7
+            lags = [series[:, 7 - lag : 7 - lag + steps] for lag in (1, 2, 7)]
+            return self.head(torch.stack(lags, -1)).squeeze(-1)
+
+    series = torch.randn(8, 31, generator=torch.Generator().manual_seed(5)).cumsum(1) / 3
+    return Contract(model=Lags, batch=((series,), series[:, 7:].clone()), loss=F.mse_loss)
+
+
+@sound
+def codes_held_to_a_prior_by_sorted_projections() -> Contract:
+    class Coder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode, self.decode = nn.Linear(8, 4), nn.Linear(4, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            code = self.encode(x)
+            along = F.normalize(torch.randn(4, 12, device=x.device, dtype=x.dtype), dim=0)
+            prior = torch.randn_like(code) @ along
+            apart = F.mse_loss((code @ along).sort(0).values, prior.sort(0).values)
+            return F.mse_loss(self.decode(code.tanh()), x) + 0.1 * apart
+
+    return Contract(
+        model=Coder, inputs="B 8", sizes={"B": (6, 12)}, loss="output",
+        promises=(promises.Stochastic(reason="a prior is drawn"),),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from ...probes.loss.slopes import repelled
 from ...probes.loss.stretching import Stretched
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import penalised_in_parts, step_evidence
+from ...runs.losses.noise import unseen_noise
 from ...runs.losses.step_reads import step_reads
 from ...runs.training.enduring import blind_direction
 from ...specs import Labels
@@ -120,10 +121,13 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     logarithms are of. Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
     input as a sure model gives it), a regression on labels that are declared as classes, and a
     cross entropy of targets that are not class probabilities (several ones in a row, negative ones,
-    or one number per sample). No loss may compare a value with itself, whatever the outputs are.
+    or one number per sample). No loss may compare a value with itself, whatever the outputs are. Where a
+    prediction is compared with normal random numbers alone, as in a diffusion model, other numbers must change the
+    prediction too.
     """
     seen = evidence(subject)
     found = list(_inputs(subject, seen, set()))
+    found += [explain.noise_target(*one) for one in unseen_noise(subject, seen.noise)]
     if not found and (call := against_itself(subject, seen)) is not None:
         found = [explain.against_itself(call)]
     yield from found
@@ -226,6 +230,9 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         for norm in seen.norms[:1]
         if (over := penalised_in_parts(subject, norm)) is not None
     ]
+    if subject.contract.loss is None or not evidence(subject).noise:
+        noise = unseen_noise(subject, seen.noise, step=True)
+        found += [explain.noise_target(*one) for one in noise]
     found += [explain.hidden_nan(one, None) for one in seen.undefined[:1]]
     found += [explain.idle_term(one) for one in seen.idle[:1] if not seen.dead]
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]

@@ -14,6 +14,8 @@ from ..lines.passed_on import forward_returned
 if TYPE_CHECKING:
     from ...probes.loss.axes import Crossed
     from ...probes.loss.consumption import LogOf, LossCall
+    from ...probes.loss.noise import NoiseTarget
+    from ...probes.recorded.watch import Op
     from ...runs.losses.consumption import Consumed
     from ...subject import Subject
 
@@ -281,3 +283,37 @@ def unstable_log(subject: Subject, log: LogOf) -> Finding:
 
 def _module_line(subject: Subject, name: str) -> Location | None:
     return sources.of_parameter(subject.model, name)
+
+
+def noise_target(found: NoiseTarget, other: Op | None) -> Finding:
+    """Explain a prediction that is compared with random numbers which it cannot know.
+
+    Args:
+        found: The comparison.
+        other: Another draw of the same shape, which the prediction follows.
+    """
+    place, drawn = found.op.location, found.drawn.location
+    kept = "with other numbers there the prediction kept its bits"
+    if other is not None:
+        kept += f"; with other ones of {other.name}{on_line(other.location)} it moved"
+    mixed = (
+        Culprit("call", other.name, "makes the noise that is added", other.location)
+        if other
+        else None
+    )
+    return (suspicious if other is None else violated)(
+        "noise-unseen",
+        f"{found.op.name} compares a prediction with random numbers that it cannot know",
+        culprits=[
+            *([mixed] if mixed else []),
+            Culprit("loss", found.op.name, "compares with noise", place),
+            Culprit("call", found.drawn.name, "draws the noise", drawn),
+        ],
+        location=place if other is None else other.location,
+        observed=f"the target is what {found.drawn.name}{on_line(drawn)} draws, and nothing else; {kept}",
+        cause="the noise is no input of the model, unless the target only stands in for one"
+        if other is None
+        else f"the prediction is computed from other noise than it is compared with{on_line(place)}",
+        because="only these random numbers differed between runs with one seed",
+        fix="draw the noise once, and pass the same tensor on to what adds it to the input",
+    )

@@ -15,6 +15,7 @@ from ..recorded.watch import Op, Watch, name_of
 from .axes import CrossedAxes
 from .directions import Comparisons
 from .focal import FocalMeans
+from .noise import NoiseTargets
 from .undefined import UndefinedValues
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ class LossWatch(Watch):
         self.focal = FocalMeans()
         self.comparisons = Comparisons()
         self.undefined = UndefinedValues()
+        self.noise = NoiseTargets()
         self._squashes = 0
         self._probabilities: dict[int, tuple[weakref.ref[Tensor], Op, int]] = {}
         self._logged: dict[int, tuple[weakref.ref[Tensor], LogOf]] = {}
@@ -198,6 +200,7 @@ class LossWatch(Watch):
             self.derivatives.see(name, bare, args, kwargs, result, lambda: self.op(name))
             self.comparisons.see(name, args, kwargs, result, lambda: self.op(name))
             self.axes.see(name, bare, args, kwargs, result, lambda: self.op(name))
+            self.noise.see(name, bare, args, kwargs, result, lambda: self.op(name))
             self.focal.see(name, bare, args, result, lambda: self.op(name))
             if self._losing and not self.scopes:
                 self.undefined.see(func, args, kwargs, result, lambda: self.op(name))

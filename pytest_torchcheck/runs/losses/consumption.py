@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...probes.loss.axes import Crossed
     from ...probes.loss.directions import Direction
     from ...probes.loss.focal import FocalMean
+    from ...probes.loss.noise import NoiseTarget
     from ...probes.loss.slopes import LossOfOutput
     from ...probes.loss.terms import IdleTerm
     from ...probes.loss.undefined import Undefined
@@ -120,7 +121,8 @@ class LossEvidence:
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
     ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train nothing,
     ``fed`` whether a step gave the model its samples in one order, ``crossed`` the probabilities that meet
-    log-probabilities of another dimension, ``undefined`` the functions that gave NaN for finite numbers.
+    log-probabilities of another dimension, ``undefined`` the functions that gave NaN for finite numbers,
+    ``noise`` the predictions that are compared with random ones.
     """
 
     shape: tuple[int, ...]
@@ -136,6 +138,7 @@ class LossEvidence:
     norms: tuple[PartialNorm, ...] = ()
     crossed: tuple[Crossed, ...] = ()
     undefined: tuple[Undefined, ...] = ()
+    noise: tuple[NoiseTarget, ...] = ()
     outputs: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     written: tuple[str, ...] = ()
@@ -221,6 +224,7 @@ class LossSight:
             crossed=tuple(self.watch.axes.found),
             undefined=tuple(self.watch.undefined.found),
             focal=tuple(self.watch.focal.found),
+            noise=tuple(self.watch.noise.found),
             directions=self.watch.comparisons.directions(
                 float(loss.detach()) if loss.dim() == 0 else math.nan, by_input
             ),
@@ -261,11 +265,8 @@ def evidence(subject: Subject) -> LossEvidence:
         grads: list[torch.Tensor | None] = [None] * (len(consumed) + len(outputs))
         if grads and loss.requires_grad and loss.dim() == 0:
             with subject.phase("backward", batch):
-                grads = list(
-                    torch.autograd.grad(
-                        loss, [*consumed, *outputs.values()], allow_unused=True, retain_graph=False
-                    )
-                )
+                given = [*consumed, *outputs.values()]
+                grads = list(torch.autograd.grad(loss, given, allow_unused=True))
         by_input = {id(t): g for t, g in zip(consumed, grads, strict=False)}
         by_path = dict(zip(outputs, grads[len(consumed) :], strict=False))
         return sight.evidence(output, loss, by_input, by_path)
@@ -321,11 +322,8 @@ def describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) 
         "zeros": float((values == 0).float().mean()),
     }
     made["spread"] = float(values.std()) if values.numel() > 1 else 0.0
-    dim = (
-        1
-        if call.op.name in ("F.cross_entropy", "F.nll_loss", "F.nll_loss_nd") and values.dim() > 1
-        else -1
-    )
+    classed = call.op.name in ("F.cross_entropy", "F.nll_loss", "F.nll_loss_nd")
+    dim = 1 if classed and values.dim() > 1 else -1
     if values.dim() and values.shape[dim] > 1:
         sums = values.sum(dim)
         made["distribution"] = low >= 0 and bool(((sums - 1).abs() < 1e-3).all())

@@ -112,6 +112,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             directions=watch.comparisons.directions(value),
             fed=len(watch.orders) == 1,
             crossed=tuple(watch.axes.found),
+            noise=tuple(watch.noise.found),
             undefined=tuple(watch.undefined.without_pull()),
         )
 
