@@ -231,8 +231,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         if (over := penalised_in_parts(subject, norm)) is not None
     ]
     if subject.contract.loss is None or not evidence(subject).noise:
-        noise = unseen_noise(subject, seen.noise, step=True)
-        found += [explain.noise_target(*one) for one in noise]
+        found += [explain.noise_target(*n) for n in unseen_noise(subject, seen.noise, step=True)]
     found += [explain.hidden_nan(one, None) for one in seen.undefined[:1]]
     found += [explain.idle_term(one) for one in seen.idle[:1] if not seen.dead]
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
