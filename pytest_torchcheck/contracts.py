@@ -278,15 +278,16 @@ class Contract:
                 return self.ranks is not None and self.ranks > 1
             case "factory":
                 return self.is_factory
+            case "set":
+                edges = None if self.source is None else self.source.edges
+                return edges is not None or bool(self.promised("PermutationInvariant"))
             case "own-promises":
                 return bool(self.own_promises)
             case "ignore-index":
                 specs = {} if self.source is None else self.source.specs
                 return any(getattr(s, "ignore_index", None) is not None for s in specs.values())
             case "overfit":
-                return self.model is not None and (
-                    self.loss is not None or self.train_step is not None
-                )
+                return self.model is not None and not (self.loss is self.train_step is None)
             case "low-precision":
                 return any(dtype not in FULL_PRECISION for dtype in self.dtypes or ())
         raise ValueError(f"no check can need {need!r}")

@@ -116,6 +116,17 @@ class Declared:
         """The spec of every tensor that has one, by its path in a batch."""
         return self._specs
 
+    @cached_property
+    def edges(self) -> tuple[str, str] | None:
+        """The path of an input ``edge_index`` of 2 rows, and the symbol of its edges; None where their number is fixed."""
+        for path, spec in self._specs.items():
+            if path.rpartition(".")[2] == "edge_index" and spec.shape is not None:
+                sizes = [axis.size for axis in spec.shape.axes if axis.kind == "plain"]
+                if len(spec.shape.axes) == len(sizes) == 2 and sizes[0].value == 2:
+                    name = sizes[1].name
+                    return (path, name) if name and not self.symbols[name].fixed else None
+        return None
+
     @property
     def unused_sizes(self) -> tuple[str, ...]:
         """The symbols in ``sizes`` that stand in no spec, neither of inputs, targets nor output."""

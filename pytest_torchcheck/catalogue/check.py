@@ -36,6 +36,7 @@ Need = Literal[
     "overfit",
     "low-precision",
     "own-promises",
+    "set",
     "ignore-index",
 ]
 
@@ -48,6 +49,7 @@ NAMED: Final[Mapping[str, str]] = {
     "factory": "function that builds its model",
     "low-precision": "dtype below float32",
     "own-promises": "promise of the project's own",
+    "set": "`promises.PermutationInvariant` or an input `edge_index`",
     "ignore-index": "targets with ignore_index",
 }
 """What a need asks for, where its name is no argument's."""

@@ -126,9 +126,10 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "permutation-invariance",
-            "Permuting the declared inputs leaves the output unchanged.",
-            promise="PermutationInvariant",
-            cost="3 F in float64; 2 F of one sample of the largest declared sizes",
+            "Permuting the declared inputs, or the edges of a graph, leaves the output unchanged.",
+            needs=("model", "set"),
+            cost="3 F in float64; 2 F of one sample of the largest declared sizes; of edges 2 F in float64, "
+            "10 more in doubt",
         ),
         check(
             "permutation-equivariance",

@@ -18,12 +18,13 @@ from ..objects import trees
 from ..runs.facts import forward_facts
 from ..runs.variants.cached import arguments, calls, run, ways_of
 from ..runs.variants.largest import also_at_largest
+from ..runs.variants.orders import with_inputs
 from ..runs.variants.settling import asking_for_mode, settled
 from ..runs.variants.woken import promise_woken
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
 from .batching import EXACT, ROUNDING, beyond_rounding
-from .promised import find_input, perturbed, run_wide, with_inputs
+from .promised import find_input, perturbed, run_wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

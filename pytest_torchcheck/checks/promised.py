@@ -12,12 +12,13 @@ from ..codes import behaviour as explain
 from ..codes.undecided import BLOCKED
 from ..objects import trees
 from ..runs.variants.largest import also_at_largest, entries_apart
+from ..runs.variants.orders import edge_axes, edge_orders, farthest, turned, with_inputs
 from ..runs.variants.padding import own_part, padded, refill
-from ..runs.variants.woken import promise_woken
+from ..runs.variants.woken import also_woken, promise_woken
 from ..specs.sequences import Lengths
 from ..state import seed_everything
 from ..subject.errors import SubjectError
-from ..verdicts import inconclusive, passed
+from ..verdicts import inconclusive, not_applicable, passed
 from .batching import EXACT, ROUNDING, beyond_rounding, draws_in_eval
 
 if TYPE_CHECKING:
@@ -42,11 +43,6 @@ def find_input(batch: Batch, which: int | str) -> tuple[str, torch.Tensor] | Non
     if which < len(batch.args) and isinstance(batch.args[which], torch.Tensor):
         return next(((path, leaf) for path, leaf in leaves if leaf is batch.args[which]), None)
     return leaves[which] if which < len(leaves) else None
-
-
-def with_inputs(batch: Batch, changed: Mapping[str, torch.Tensor]) -> Batch:
-    """Return the batch with some inputs, by path, replaced."""
-    return batch.map(lambda path, leaf: changed.get(path, leaf), targets=False)
 
 
 def run_wide(subject: Subject, batches: list[Batch]) -> tuple[list[Any], float]:
@@ -273,8 +269,16 @@ def _follows(subject: Subject, path: str, name: str, dim: int) -> bool:
 
 
 def permutation_invariance(subject: Subject) -> Iterator[Finding]:
-    """Permute the inputs twice and compare outputs in float64."""
-    for promise in subject.promised("PermutationInvariant"):
+    """Permute the inputs twice and compare outputs in float64.
+
+    Without a promise, permute the columns of ``edge_index`` together with the other inputs that have its
+    dimension of edges: in orders that keep those of one node in theirs, pairs and halves together, or all
+    sorted by node. Every one of them must change an output.
+    """
+    declared = subject.promised("PermutationInvariant")
+    if not declared:
+        yield from also_woken(subject, _edge_order)
+    for promise in declared:
         assert isinstance(promise, promises.PermutationInvariant)
         found = promise_woken(subject, _permute, promise, None)
         yield from also_at_largest(subject, found, _long(_permute_apart, promise, None))
@@ -333,15 +337,14 @@ def _permute(
         batch = with_inputs(batch, {path: t for path, (t, _) in chosen.items()})
     orders = [torch.arange(size).roll(1), torch.randperm(size, generator=generator)]
     orders = orders if run is run_wide else orders[1:]
-    turned = [_turned(subject, batch, chosen, order) for order in orders]
-    changed = any(
-        not trees.same(dict(turned[0].tensors())[path], t) for path, (t, _) in chosen.items()
-    )
+    axes = {path: dim for path, (_, dim) in chosen.items()}
+    variants = [turned(subject, batch, axes, order) for order in orders]
+    changed = any(not trees.same(variants[0].tensors()[path], t) for path, (t, _) in chosen.items())
     if not changed:
         return inconclusive(
             "the inputs are equal along that dimension, so permuting changes nothing"
         )
-    outputs, bound = run(subject, [batch, *turned])
+    outputs, bound = run(subject, [batch, *variants])
     base = trees.floats(outputs[0])
     if not base:
         return inconclusive("the output holds no floating tensor")
@@ -351,7 +354,7 @@ def _permute(
         }
         if not base:
             return inconclusive(f"no output has {size} entries along dimension {output_dim}")
-    for order, variant, output in zip(orders, turned, outputs[1:], strict=True):
+    for order, variant, output in zip(orders, variants, outputs[1:], strict=True):
         other = trees.floats(output)
         for path, tensor in base.items():
             wanted = tensor
@@ -361,7 +364,6 @@ def _permute(
             if beyond_rounding(subject, batch, gap, bound):
                 if draws_in_eval(subject):
                     return _random("another order gives entries")
-                axes = {name: dim for name, (_, dim) in chosen.items()}
                 return explain.permutation(subject, promise, path, gap, batch, variant, axes)
     return passed(f"outputs agree over {len(orders)} permutations of {size} entries")
 
@@ -369,28 +371,26 @@ def _permute(
 _permute_apart = functools.partial(_permute, apart=True)
 
 
-def _turned(
-    subject: Subject,
-    batch: Batch,
-    chosen: Mapping[str, tuple[torch.Tensor, int]],
-    order: torch.Tensor,
-) -> Batch:
-    """Return the batch with these inputs in another order, and with the indices that go with them."""
-    inputs = {path: t.index_select(dim, order.to(t.device)) for path, (t, dim) in chosen.items()}
-    indices = _indices_along(subject, batch, {path: dim for path, (_, dim) in chosen.items()})
-    renamed = {path: order.argsort().to(t)[t.long()] for path, t in indices.items()}
-    return with_inputs(batch, inputs | renamed)
-
-
-def _indices_along(
-    subject: Subject, batch: Batch, dims: Mapping[str, int]
-) -> dict[str, torch.Tensor]:
-    """Return the inputs whose values are declared as indices into the dimensions that are permuted."""
-    axes = {symbol: subject.source.axes(symbol).items() for symbol in subject.source.symbols}
-    permuted = {symbol for symbol, found in axes.items() if found & dims.items()}
-    paths = {
-        path
-        for path, spec in subject.source.specs.items()
-        if spec.values is not None and spec.values.indexes in permuted
-    }
-    return {path: t for path, t in batch.tensors().items() if path in paths - dims.keys()}
+def _edge_order(subject: Subject) -> Iterator[Finding]:
+    """Compare the outputs of the same edges in other orders, where no input says that their order counts."""
+    axes = edge_axes(subject)
+    if not axes:
+        yield not_applicable("the order of the edges may count: other inputs refer to it")
+        return
+    seen: list[tuple[str, float, Batch, Batch, torch.Tensor]] = []
+    try:
+        for batch, variant, order in edge_orders(subject, axes):
+            outputs, bound = run_wide(subject, [batch, variant])
+            path, gap = farthest(subject, outputs, order, bound)
+            if bound != EXACT or not beyond_rounding(subject, batch, gap, bound):
+                yield passed(f"the order of {len(order)} edges need not change an output")
+                return
+            seen.append((path, gap, batch, variant, order))
+    except SubjectError as error:
+        yield inconclusive(f"edges in another order do not run ({type(error.error).__name__})")
+        return
+    if draws_in_eval(subject):
+        yield _random("another order gives edges")
+        return
+    path, gap, batch, variant, order = seen[1]  # a sort by node undoes the first order
+    yield explain.permutation(subject, None, path, gap, batch, variant, axes, order)

@@ -50,7 +50,7 @@ computes_narrow = Explainer[bool]("diagnosis.outputs.places:computes_narrow")
 future = One("diagnosis.outputs.promised:future", "future-leak")
 past_unread = One("diagnosis.outputs.causal:past_unread", "past-unread")
 padding = One("diagnosis.outputs.promised:padding", "padding-leak")
-permutation = One("diagnosis.outputs.promised:permutation", "order-dependent")
+permutation = One("diagnosis.outputs.promised:permutation", "order-dependent", doubtful=True)
 
 random_in_eval = One("diagnosis.outputs.modes:random_in_eval", "random-in-eval", doubtful=True)
 

@@ -20,7 +20,7 @@ from ...probes.recorded.divergence import (
     record,
 )
 from ...probes.recorded.operations import narrow
-from ...probes.recorded.orders import reordering, rows_moved
+from ...probes.recorded.orders import joined, paired, reordering, rows_moved
 from ...runs.outputs import floating_from
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
@@ -159,7 +159,8 @@ def place_dependence(
         turned: The same in another order.
         axes: For entries of sets in place of samples, by path, the dimension along which they
             stand: a view that scatters them is told then.
-        order: The sample of ``batch`` at each place of ``turned``.
+        order: The sample, or entry, of ``batch`` at each place of ``turned``. The place says by its cause
+            whether entries are combined with others.
     """
     size = next((batch.tensors()[path].shape[dim] for path, dim in (axes or {}).items()), 0)
     changed = [with_entry(batch, turned, axes or {}, n) for n in range(min(size, _SAMPLES))]
@@ -177,8 +178,31 @@ def place_dependence(
         return place
     path, dim = next(iter(axes.items()))
     known = rows_moved(batch.tensors()[path], turned.tensors()[path], dim)
-    step = None if known is None else reordering(base, permuted, found.op, known[0])
+    moved = order if order is not None else None if known is None else known[0]
+    if moved is not None and (extended := joined(base, permuted, found.op, moved)) is not None:
+        return _extended(place, *extended)
+    step = None if moved is None else reordering(base, permuted, found.op, moved)
+    if step is None and order is not None and paired(base, permuted, found.op):
+        cause = f"{place.op} combines two values in which the entries stand in different orders"
+        return replace(place, cause=cause)
     return place if step is None else _reordered(place, step, base)
+
+
+def _extended(place: Place, step: Step, many: int, others: int) -> Place:
+    """Return the line that puts entries behind others which they are not behind in what they are combined with."""
+    return Place(
+        op=step.op.name,
+        location=step.op.location,
+        module=step.op.module,
+        module_class=step.op.module_class,
+        settings=(Culprit("call", place.op, "reads both", place.location),),
+        cause=f"{step.op.name} puts the entries behind {many} others, but {place.op}"
+        f"{on_line(place.location)} combines them with values that stand behind {others}",
+        fact=f"when the input entries are permuted, the result of {step.op.name} is permuted from place {many} "
+        f"on, what {place.op} combines it with from place {others} on",
+        fix=f"put the {many} others on the other side of the entries{on_line(step.op.location)}, as in the values "
+        "they are combined with",
+    )
 
 
 def _reordered(place: Place, step: Step, trace: Trace) -> Place:

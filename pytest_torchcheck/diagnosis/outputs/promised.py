@@ -15,6 +15,7 @@ from ...objects import trees
 from ...probes.positions.lengthening import first_lengthening
 from ...probes.positions.mask_axes import find_query_mask
 from ...state import seed_everything
+from ...verdicts import suspicious, violated
 from ..crashes.place import Place
 from ..loss.at_start import initialisation_line
 from . import mask_lines, places
@@ -335,21 +336,33 @@ def permutation(
     batch: Batch,
     variant: Batch,
     axes: Mapping[str, int],
+    order: torch.Tensor | None = None,
 ) -> Finding:
-    """Explain an output that depends on the order of a set, whose entries stand along ``axes`` of the inputs."""
-    kind = type(promise).__name__
+    """Explain an output that depends on the order of a set, whose entries stand along ``axes`` of the inputs.
+
+    With ``order`` they are the edges of a graph: the one of ``batch`` at each place of ``variant``. Some
+    models read their order by design, but none combines values of different edges because of it.
+    """
+    edges = order is not None
+    known = (
+        "edge_index lists edges in any order" if edges else f"{type(promise).__name__} was promised"
+    )
     dims = ", ".join(f"{name} along dimension {dim}" for name, dim in axes.items())
-    place = places.place_dependence(subject, batch, variant, axes)
+    place = places.place_dependence(subject, batch, variant, axes, order)
+    wrong = not edges or (place is not None and bool(place.cause))
     return places.finding_at(
         place,
         subject,
         "order-dependent",
-        f"{path} depends on the order of {dims}",
+        f"{path} depends on the order of {'the edges' if edges else dims}",
+        made=violated if wrong else suspicious,
         instead=Culprit("output", path, "depends on order"),
         observed=f"permuting {dims} moved {path} by {gap:.3g} (relative)",
         cause="an operation treats the entries according to their position",
-        because=f"the entries were the same, in another order; {kind} was promised",
-        fix="use an operation that is symmetric in the entries on this line (sum, mean, max, "
+        because=f"the entries were the same, in another order; {known}",
+        fix="reorder or extend edge_index and the features of its edges in the same way before this line"
+        if edges
+        else "use an operation that is symmetric in the entries on this line (sum, mean, max, "
         "attention without positions)",
         evidence={"gap": gap},
     )

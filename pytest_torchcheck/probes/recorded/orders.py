@@ -54,13 +54,7 @@ def reordering(base: Trace, permuted: Trace, until: Op, order: Tensor) -> Step |
         The operation whose result stands, beside the reference, neither as it was nor as the entries do, while
         all that it read does; None unless ``until`` reads such a result together with one in the entries' order.
     """
-    others: dict[int, int] = {}
-    last: Step | None = None
-    for a, b in aligned(base, permuted):
-        if a is not None and b is not None:
-            pairs = zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True)
-            others.update(pairs)
-            last = a if a.op is until else last
+    last, others = _until(base, permuted, until)
     known: dict[int, str] = {}
 
     def stands(place: int) -> str:
@@ -74,6 +68,70 @@ def reordering(base: Trace, permuted: Trace, until: Op, order: Tensor) -> Step |
     if odd is None or not any(stands(place) == "moved" for place in places):
         return None
     return origin(base, odd, lambda place: stands(place) == "other")[0]
+
+
+def joined(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step, int, int] | None:
+    """Find what put entries beside others, at another place than what ``until`` combines them with.
+
+    Args:
+        base, permuted, until, order: As for :func:`reordering`.
+
+    Returns:
+        The operation, behind how many others it puts them, and behind how many they are in what they meet.
+    """
+    last, others = _until(base, permuted, until)
+
+    def behind(place: int) -> int | None:
+        one, two = base.values[place].values, permuted.values[others.get(place, place)].values
+        return None if one is None or two is None else _behind(one, two, order)
+
+    at = {place: behind(place) for place in (() if last is None else last.operands)}
+    found = {place: many for place, many in at.items() if many is not None}
+    if len(set(found.values())) != 2:
+        return None
+    place, many = max(found.items(), key=lambda item: item[1])
+    step = origin(base, place, lambda one: behind(one) == many)[0]
+    return None if step is None else (step, many, min(found.values()))
+
+
+def paired(base: Trace, permuted: Trace, until: Op) -> bool:
+    """Say whether ``until`` combines two values that hold the same numbers in both runs, each in another order."""
+    last, others = _until(base, permuted, until)
+    operands = dict.fromkeys(() if last is None else last.operands)
+    values = [(base.values[p].values, permuted.values[others.get(p, p)].values) for p in operands]
+    return sum(_rearranged(one, two) for one, two in values) > 1
+
+
+def _rearranged(one: Tensor | None, two: Tensor | None) -> bool:
+    if one is None or two is None or one.shape != two.shape or torch.equal(one, two):
+        return False
+    first, second = (t.flatten().double().sort().values for t in (one, two))
+    return torch.allclose(first, second, rtol=0.0, atol=_CLOSE * float(first.abs().max()))
+
+
+def _until(base: Trace, permuted: Trace, until: Op) -> tuple[Step | None, dict[int, int]]:
+    """Return the step of an operation, and the place in the second run of each value of the first."""
+    others: dict[int, int] = {}
+    last: Step | None = None
+    for a, b in aligned(base, permuted):
+        if a is not None and b is not None:
+            others.update(zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True))
+            last = a if a.op is until else last
+    return last, others
+
+
+def _behind(one: Tensor, two: Tensor, order: Tensor) -> int | None:
+    """Return behind how many others the entries stand, moved as given, in a longer value; None where they do not."""
+    if one.shape != two.shape or torch.equal(one, two):
+        return None
+    allowed = _CLOSE * float(one.abs().max())
+    for dim, size in enumerate(one.shape):
+        for many in range(size - len(order) + 1 if size > len(order) else 0):
+            whole = torch.arange(size, device=one.device)
+            whole[many : many + len(order)] = many + order.to(one.device)
+            if torch.allclose(one.index_select(dim, whole), two, rtol=0.0, atol=allowed):
+                return many
+    return None
 
 
 def _stands(one: Tensor | None, two: Tensor | None, order: Tensor) -> str:
