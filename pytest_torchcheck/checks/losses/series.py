@@ -11,10 +11,11 @@ from ...codes import labels as explain
 from ...objects import trees
 from ...probes.loss.arguments import targets_of
 from ...runs.facts import forward_facts
+from ...runs.variants.orders import with_inputs
 from ...subject.errors import SubjectError
 from ...verdicts import passed
 from ..batching import beyond_rounding
-from ..promised import run_wide, with_inputs
+from ..promised import run_wide
 from .targets import loss_of_output
 
 if TYPE_CHECKING:
