@@ -11,10 +11,10 @@ import torch
 from pytest_torchcheck.data import labels, pickling, randomness, splits, validity
 from pytest_torchcheck.data.plan import Part, parts
 from pytest_torchcheck.data.reading import Survey, survey
+from pytest_torchcheck.data.relations import blended_labels, faint_bytes, mutation
 from pytest_torchcheck.data.relations import class_names as naming
 from pytest_torchcheck.data.relations import collate_writes as collating
 from pytest_torchcheck.data.relations import confused_samples as confusing
-from pytest_torchcheck.data.relations import faint_bytes, mutation
 from pytest_torchcheck.data.relations import kept_draws as keeping
 from pytest_torchcheck.data.relations import replayed_draws as replaying
 from pytest_torchcheck.data.relations.near_samples import near_samples
@@ -206,7 +206,10 @@ def unreadable(found: Survey) -> Finding:
 
 
 def dataset_labels(subject: Subject) -> Iterator[Finding]:
-    """Compare labels with those declared and with the dataset's own; see whether a replayed transform repeats."""
+    """Compare labels with those declared and with the dataset's own; see whether a replayed transform repeats.
+
+    Maps of classes must not be resized by averaging.
+    """
     if subject.contract.model is None or subject.contract.has_targets:
         unlike = in_data(naming.unlike_names, surveys(subject))
         if unlike is not None:
@@ -235,6 +238,9 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
         if part.plan.collate_fn is not None or _is_all_input(subject, found):
             wants_float = None  # no label of a sample is the target as it is
         bad = list(explain.labels_wrong(part, measured, classes, ignore, wants_float))
+        if part.is_map_style and len(measured.shape) > 1 and not measured.is_floating:
+            mixed = in_data(blended_labels.blended, part, measured.path)
+            bad += [] if mixed is None else [explain.blended(part, measured.path, mixed)]
         if not bad and wants_float and measured.collated:
             said = _refusal(subject, measured.collated)
             given = subject.batch().targets.dtype == measured.collated

@@ -40,21 +40,21 @@ def one_distance(
 
 
 def summed(reached: dict[Place, set[Place]]) -> bool:
-    """Say whether targets reach all places up to their own, from one side along one axis: sums over time, as in returns."""
+    """Say whether targets reach places next to each other on one side along one axis: sums over time, as in returns."""
 
-    def runs(place: Place, where: set[Place], axis: int, side: int) -> bool:
-        own = {item[:axis] + item[axis + 1 :] for item in where} == {
-            place[:axis] + place[axis + 1 :]
-        }
-        steps = sorted(side * (item[axis] - place[axis]) for item in where)
-        return own and steps[0] in (0, 1) and steps == list(range(steps[0], steps[0] + len(steps)))
+    def steps(place: Place, where: set[Place], axis: int, side: int) -> list[int]:
+        own = place[:axis] + place[axis + 1 :]
+        if {item[:axis] + item[axis + 1 :] for item in where} != {own}:
+            return []
+        found = sorted(side * (item[axis] - place[axis]) for item in where)
+        return found if found[0] >= 0 and found == [*range(found[0], found[-1] + 1)] else []
 
     several = sum(len(where) > 1 for where in reached.values())
-    return 2 * several > len(reached) and any(
-        all(runs(place, where, axis, side) for place, where in reached.items() if where)
-        for axis in range(len(next(iter(reached))))
-        for side in (1, -1)
-    )
+    for axis, side in itertools.product(range(len(next(iter(reached)))), (1, -1)):
+        runs = [steps(place, where, axis, side) for place, where in reached.items() if where]
+        if all(runs) and 2 * sum(run[0] in (0, 1) for run in runs) >= len(runs):
+            return 2 * several > len(reached)
+    return False
 
 
 def along_lines(reached: dict[Place, set[Place]], shape: torch.Size, batch_dim: int | None) -> bool:

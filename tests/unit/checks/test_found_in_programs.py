@@ -150,3 +150,35 @@ def test_the_name_behind_a_conversion_is_what_a_sampler_is_given() -> None:
     assert "weight of its class: weights[labels]" in finding.fix
     assert finding.location is not None
     assert finding.location.text.startswith("weights = [")
+
+
+class Maps(Dataset[Any]):
+    """Maps of classes, resized as the keywords say."""
+
+    def __init__(self, kinds: int, **resize: Any) -> None:
+        draw = torch.Generator().manual_seed(0)
+        blocks = torch.randint(0, kinds, (12, 3, 3), generator=draw)
+        self.maps = blocks.repeat_interleave(4, 1).repeat_interleave(4, 2)
+        self.resize = resize
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = torch.rand(3, 20, 20), self.maps[index][None, None].float()
+        return image, F.interpolate(label, size=(20, 20), **self.resize)[0, 0].round().long()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "resize", "codes"),
+    [
+        (3, {"mode": "bilinear", "align_corners": False}, ["label-blended"]),
+        (9, {"mode": "bicubic"}, ["label-blended"]),
+        (3, {"mode": "nearest"}, []),
+        (2, {"mode": "bilinear", "align_corners": True}, []),  # nothing is between two classes
+    ],
+)
+def test_maps_of_classes_are_not_averaged(kinds: int, resize: Any, codes: list[str]) -> None:
+    declared = Contract(dataset=Maps(kinds, **resize), loader={"batch_size": 4})
+    found = [f.code for f in told(declared, "dataset-labels") if f.code == "label-blended"]
+    assert found == codes

@@ -1,0 +1,143 @@
+"""Maps of labels that are resized by averaging: between two classes stands a third one that is neither."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.nn.functional as F
+
+from pytest_torchcheck.probes.recorded.watch import Watch, name_of
+
+from ...objects import trees
+from ...text.wording import counted
+from ...verdicts import violated
+from ..describing import is_under, leaves
+from ..reading import read
+from ..snapshot import put_back
+from ..wording import dataset_culprit, line_ref, where
+
+if TYPE_CHECKING:
+    from pytest_torchcheck.findings import Finding, Location
+
+    from ..plan import Part
+
+_CLASSES: Final = 64  # more different whole numbers are measurements
+_SAMPLES: Final = 8
+_AROUND: Final = 2  # elements on each side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blended:
+    """A resizing that gives fractions of whole numbers, which a label rounds to others.
+
+    Attributes:
+        location: The user's line.
+        call: Such as ``F.interpolate``.
+        index: Of the sample.
+        kinds: The numbers before.
+        between: A number that the label has where the map had only others around it.
+        count: At how many places it has such a number.
+    """
+
+    location: Location | None
+    call: str
+    index: int
+    kinds: tuple[int, ...]
+    between: int
+    count: int
+
+
+def blended(part: Part, path: str) -> Blended | None:
+    """Read some samples and return the resizing that made classes of their label out of other ones, or None.
+
+    Args:
+        part: Whose samples.
+        path: Of the label, a map of whole numbers.
+    """
+    places = tuple(range(min(part.length or 0, _SAMPLES)))
+    with put_back(part.dataset, places):
+        for index in places:
+            with _Resizing() as watch:
+                sample = read(part.dataset, index, 0)
+            if not watch.found:
+                continue
+            label = next((v for p, v in leaves(sample) if is_under(p, path)), None)
+            if label is None or (found := _made_of(torch.as_tensor(label), watch.found)) is None:
+                continue
+            call, between, count = found
+            return Blended(
+                location=call.location, call=call.name, index=index, kinds=call.kinds, between=between, count=count
+            )  # fmt: skip
+    return None
+
+
+def told(part: Part, path: str, found: Blended) -> Finding:
+    """Explain labels that stand for none of the classes around them."""
+    name, line = where(path), found.location
+    whole = ", ".join(map(str, found.kinds[:6]))
+    return violated(
+        "label-blended",
+        f"{part.prefix}{found.call} averages the classes of {name}",
+        culprits=[dataset_culprit(part, name, f"{found.between} between other classes", line)],
+        location=line,
+        observed=f"sample {found.index}: {counted(found.count, 'element')} of a class that stands nowhere "
+        f"around, such as {found.between}",
+        cause="the mode averages neighbours, but the numbers of classes have no order",
+        because=f"{found.call} was given the numbers {whole} and gave fractions, which the label rounds",
+        fix=f'pass mode="nearest" at {line_ref(line)}',
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    name: str
+    location: Location | None
+    kinds: tuple[int, ...]
+    given: torch.Tensor
+    result: torch.Tensor
+
+
+class _Resizing(Watch):
+    """Keeps the calls that give fractions of a map of a few whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[_Call] = []
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+        """Note a call that averages whole numbers."""
+        given = args[0] if args else kwargs.get("input")
+        if not name_of(func).endswith("interpolate") or not isinstance(given, torch.Tensor):
+            return
+        if given.dim() != 4 or given.shape[:2] != (1, 1):
+            return
+        kinds = torch.unique(given.detach())
+        whole = bool((kinds == kinds.round()).all()) and len(kinds) <= _CLASSES
+        whole = whole and bool(kinds[-1] - kinds[0] > 1)  # a class fits in between
+        if whole and not torch.equal(result, result.round()):
+            numbers = tuple(int(kind) for kind in kinds.tolist())
+            both = given.detach().clone(), result.detach().clone()
+            self.found.append(_Call(name_of(func), self.locate(), numbers, *both))
+
+
+def _made_of(label: torch.Tensor, calls: list[_Call]) -> tuple[_Call, int, int] | None:
+    """Return the call whose fractions a label rounds to classes that are not around, one of these, and how often."""
+    if label.is_floating_point() or not label.numel():
+        return None
+    for call in calls:
+        if call.result.numel() != label.numel():
+            continue
+        rounded = (
+            cast(call.result) for cast in (torch.round, torch.trunc, torch.floor, torch.ceil)
+        )
+        made = label.reshape(call.result.shape).to(call.result.dtype)
+        if not any(trees.same(made, one) for one in rounded):
+            continue
+        near = F.interpolate(call.given, size=made.shape[-2:], mode="nearest")
+        around = F.unfold(F.pad(near, (_AROUND,) * 4, mode="replicate"), 2 * _AROUND + 1)
+        strange = ~(around == made.flatten(1)[:, None]).any(1)[0]
+        if bool(strange.any()):
+            return call, int(made.flatten()[strange][0]), int(strange.sum())
+    return None
