@@ -12,7 +12,7 @@ import pytest
 
 from tests import new
 
-FAMILIES = ("behaviour", "brand_new", "losses.targets")
+FAMILIES = ("influence", "numerics", "losses.bounds")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -56,7 +56,7 @@ def test_new_checks_run_and_fail_only_for_what_is_left_to_write(project: Path) -
 
 
 def test_nothing_is_overwritten(project: Path) -> None:
-    command = ("-m", "tests.new", "check", "twice", "--family", "behaviour", "--code", "twice-told")
+    command = ("-m", "tests.new", "check", "twice", "--family", "influence", "--code", "twice-told")
     assert run(project, *command).returncode == 0
     again = run(project, *command)
     assert again.returncode != 0
@@ -68,3 +68,11 @@ def test_a_name_that_is_none_is_refused(name: str, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit, match="2"):
         new.main(["check", "--family", "loss", "--code", "a-code", "--", name])
     assert "lower-case words" in capsys.readouterr().err
+
+
+def test_a_family_without_room_is_refused_and_others_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        new.main(["check", "a-check", "--family", "losses.nothing", "--code", "a-code"])
+    assert "these have: agreement," in capsys.readouterr().err
