@@ -402,7 +402,7 @@ def actor_and_critic_of_two_optimizers() -> Contract:
 def accumulation_over_micro_batches() -> Contract:
     def train_step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> torch.Tensor:
         optimizer.zero_grad()
-        total = torch.zeros(())
+        total = torch.zeros((), device=targets.device)
         for x, y in zip(inputs[0].split(2), targets.split(2), strict=True):
             loss = F.cross_entropy(model(x), y, reduction="sum") / len(targets)
             loss.backward()
@@ -537,8 +537,8 @@ def speech_with_ctc() -> Contract:
         return F.ctc_loss(
             output.transpose(0, 1),
             target,
-            torch.full((count,), output.shape[1]),
-            torch.full((count,), 3),
+            torch.full((count,), output.shape[1], device=target.device),
+            torch.full((count,), 3, device=target.device),
         )
 
     return Contract(

@@ -111,7 +111,7 @@ def survival_times_and_their_risk_sets() -> Contract:
 def views_that_agree_for_a_while() -> Contract:
     def loss(z: torch.Tensor, _: Any) -> torch.Tensor:
         logits = z @ z.detach().t() / 0.5
-        return F.cross_entropy(logits, torch.arange(len(z)))
+        return F.cross_entropy(logits, torch.arange(len(z), device=z.device))
 
     return Contract(model=Encoder, inputs="B 6", sizes={"B": (6, 8)}, targets="B", loss=loss)
 
@@ -120,7 +120,9 @@ def views_that_agree_for_a_while() -> Contract:
 def supervised_contrast() -> Contract:
     def loss(z: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         alike = (labels[:, None] == labels[None, :]).fill_diagonal_(False)
-        scores = (z @ z.t() / 0.5).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
+        scores = (z @ z.t() / 0.5).masked_fill(
+            torch.eye(len(z), dtype=torch.bool, device=z.device), -1e9
+        )
         likely = scores.log_softmax(1)
         return -(likely * alike).sum(1).div(alike.sum(1).clamp(min=1)).mean()
 
@@ -134,8 +136,10 @@ def supervised_contrast() -> Contract:
 @sound
 def neighbours_as_two_views() -> Contract:
     def loss(z: torch.Tensor, _: Any) -> torch.Tensor:
-        scores = (z @ z.t() / 0.5).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
-        partner = torch.arange(len(z)) ^ 1
+        scores = (z @ z.t() / 0.5).masked_fill(
+            torch.eye(len(z), dtype=torch.bool, device=z.device), -1e9
+        )
+        partner = torch.arange(len(z), device=z.device) ^ 1
         return F.cross_entropy(scores, partner)
 
     return Contract(model=Encoder, batch=((torch.randn(8, 6),), torch.zeros(8)), loss=loss)
@@ -157,7 +161,7 @@ def a_future_that_is_told_from_others() -> Contract:
 
     def loss(out: tuple[torch.Tensor, torch.Tensor], _: Any) -> torch.Tensor:
         guess, following = out
-        return F.cross_entropy(guess @ following.t(), torch.arange(len(guess)))
+        return F.cross_entropy(guess @ following.t(), torch.arange(len(guess), device=guess.device))
 
     return Contract(
         model=Predictive, inputs="B T 6", sizes={"B": (6, 8), "T": (5, 7)}, targets="B", loss=loss
