@@ -118,7 +118,7 @@ class Declared:
 
     @cached_property
     def edges(self) -> tuple[str, str] | None:
-        """The path of an input ``edge_index`` of 2 rows, and the symbol of its edges; None where their number is fixed."""
+        """The path of an input ``edge_index`` and the symbol of its edges; None where their number is fixed."""
         for path, spec in self._specs.items():
             if path.rpartition(".")[2] == "edge_index" and spec.shape is not None:
                 sizes = [axis.size for axis in spec.shape.axes if axis.kind == "plain"]

@@ -324,7 +324,8 @@ def no_data(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 
 @entry(r"Torch not compiled with CUDA enabled", r"Found no NVIDIA driver on your system", r"No CUDA GPUs are available",
-       r"invalid device ordinal", r"Attempting to deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False")  # fmt: skip
+       r"invalid device ordinal",
+       r"Attempting to deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False")  # fmt: skip
 def no_gpu(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A device that this machine does not have, written into the code."""
     load, few = "deserialize" in match[0], "ordinal" in match[0]

@@ -272,7 +272,8 @@ def own_answer(
         observed=f"{path}[:, t{ahead:+d}] changed: {output}[:, t] moved at every t that was tried; {end}",
         cause="the features of a position begin one step late, or a shift or a mask is missing"
         + ("" if sure else "; to read the value may be meant, as in an autoencoder"),
-        because=f"the targets are {path}[t{ahead:+d}], bit for bit, and nothing else differed between two eval forwards",
+        because=f"the targets are {path}[t{ahead:+d}], bit for bit, and nothing else differed between "
+        "two eval forwards",
         fix=f"let output t depend on values of {path} before t{ahead:+d} only: slice its features one step earlier, "
         "or shift or mask them",
     )

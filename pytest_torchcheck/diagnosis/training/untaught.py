@@ -122,7 +122,8 @@ def crossed(subject: Subject, found: Crossed) -> Finding:
         f"{what} moves {name} by the gradient of {by}{count}",
         culprits=[parameter(subject, n, "follows another gradient") for n in found.names[:8]],
         location=place,
-        observed=f"when the sign of the gradient of {by} is reversed and nothing else changes, {name} gets other values",
+        observed=f"when the sign of the gradient of {by} is reversed and nothing else changes, {name} "
+        "gets other values",
         cause="the step assigns gradients to parameters in a different order than it took them, or by shape"
         if kind is None
         else "parameters of the same shape share optimizer state, or one parameter's gradient is applied to another",

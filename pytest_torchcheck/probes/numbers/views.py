@@ -144,7 +144,7 @@ def moved(given: Shape, made: Shape) -> tuple[int, int, bool] | None:
 
 
 def _in_place(given: Shape, made: Shape, was: int, now: int) -> bool:
-    """Say whether one dimension keeps its size and place between two others that trade a factor: heads by a bare view."""
+    """Say whether a dimension keeps size and place between two others that trade a factor: heads by a bare view."""
     if was != now or len(given) != len(made) or not 0 < now < len(made) - 1:
         return False
     return given[now - 1] != made[now - 1] and given[now + 1] != made[now + 1]
