@@ -81,7 +81,7 @@ def talking_batch(seed: int) -> Any:
     ("check", "heard"),
     [
         ("batch-independence", {"while building", "in evaluation mode"}),
-        ("loss-input", {"while building", "in training mode", "in the loss"}),
+        ("loss-sound", {"while building", "in training mode", "in the loss"}),
         (
             None,
             {"while building", "in evaluation mode", "in training mode", "in the loss"},
