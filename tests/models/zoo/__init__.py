@@ -27,7 +27,9 @@ TRUE: dict[str, dict[str, str]] = {
     "memorizing_transformers.memorizing": {"grad-zero": "no second segment reads the memory"},
     "monai.unetr": {"grad-none": "the blocks' cross attention is built and not called"},
     "normflows.residual_flow": {"grad-none": "the number of terms is drawn by NumPy"},
-    "pytorch_forecasting.n_beats": {"grad-none": "what the last block leaves of the past is not used"},
+    "pytorch_forecasting.n_beats": {
+        "grad-none": "what the last block leaves of the past is not used"
+    },
     "pyro.guide": {"cpu-tensor": "the prior's tensors stay on the CPU"},
     "segmentation_models.unet_plus": {"grad-none": "the encoder is built deeper than it is used"},
     "titans_pytorch.neural_memory": {"grad-none": "a template; copies of it are trained"},
