@@ -76,7 +76,7 @@ def _reseeded() -> Iterator[None]:
 def randomness_kept() -> Iterator[None]:
     """Put back the random states of torch, numpy and random on every way out."""
     rng, cuda = torch.get_rng_state(), None
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         with device_loss_told():
             cuda = torch.cuda.get_rng_state_all()
     python = random.getstate()

@@ -32,7 +32,7 @@ def seed_torch(seed: int) -> None:
 def random_states() -> list[torch.Tensor]:
     """Return the states of torch's generators: of the CPU, and of every GPU once CUDA has started."""
     states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         with device_loss_told():
             states += torch.cuda.get_rng_state_all()
     return states
