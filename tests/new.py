@@ -296,13 +296,13 @@ def main(arguments: list[str]) -> int:
     new = what.add_parser(
         "check", help="a check with its explanation, page, gallery folder and test"
     )
-    new.add_argument("name", help="a noun phrase of what is promised, such as gradients-exist")
+    new.add_argument("name", help="a few words for what is promised, such as gradients-exist")
     new.add_argument(
         "--family",
         required=True,
         help="module of pytest_torchcheck/checks in which the check is to stand, such as losses.bounds",
     )
-    new.add_argument("--code", required=True, help="the symptom that users see, such as grad-none")
+    new.add_argument("--code", required=True, help="the symptom that users see, spelt as its relatives in docs/gallery.md are, such as grad-none")
     given = parser.parse_args(arguments)
     for field in ("name", "code"):
         if not NAME.fullmatch(getattr(given, field)):

@@ -182,3 +182,21 @@ def test_maps_of_classes_are_not_averaged(kinds: int, resize: Any, codes: list[s
     declared = Contract(dataset=Maps(kinds, **resize), loader={"batch_size": 4})
     found = [f.code for f in told(declared, "dataset-labels") if f.code == "label-blended"]
     assert found == codes
+
+
+class Logarithm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(8, 3), nn.BatchNorm1d(3), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.body(x)).log()
+        return self.head(self.norm(h))
+
+
+def test_a_norm_that_writes_its_statistics_did_not_find_them_so() -> None:
+    declared = Contract(model=Logarithm, batch=((drawn(6, 8),), drawn(6, 4)), loss=F.mse_loss)
+    [finding] = told(declared, "gradients-finite")
+    assert finding.location is not None
+    assert finding.location.text == "h = torch.relu(self.body(x)).log()"
+    assert finding.cause == "the logarithm of 0 or less"
