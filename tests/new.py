@@ -302,7 +302,11 @@ def main(arguments: list[str]) -> int:
         required=True,
         help="module of pytest_torchcheck/checks in which the check is to stand, such as losses.bounds",
     )
-    new.add_argument("--code", required=True, help="the symptom that users see, spelt as its relatives in docs/gallery.md are, such as grad-none")
+    new.add_argument(
+        "--code",
+        required=True,
+        help="the symptom that users see, spelt as its relatives in docs/gallery.md are, such as grad-none",
+    )
     given = parser.parse_args(arguments)
     for field in ("name", "code"):
         if not NAME.fullmatch(getattr(given, field)):
