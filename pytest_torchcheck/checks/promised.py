@@ -383,7 +383,7 @@ def _edge_order(subject: Subject) -> Iterator[Finding]:
             outputs, bound = run_wide(subject, [batch, variant])
             path, gap = farthest(subject, outputs, order, bound)
             if bound != EXACT or not beyond_rounding(subject, batch, gap, bound):
-                yield passed(f"the order of {len(order)} edges need not change an output")
+                yield passed(f"outputs are the same with {len(order)} edges in another order")
                 return
             seen.append((path, gap, batch, variant, order))
     except SubjectError as error:

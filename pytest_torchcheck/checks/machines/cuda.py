@@ -31,7 +31,7 @@ TF32_FLOOR: Final = 64
 RATIO: Final = {"output": 3.0, "gradient": 4.0, "buffer": 3.0}
 """Times the error of the CPU's own float32 (R5)."""
 _ILL = 0.1
-_LEAST = 16
+_LEAST = 16  # times eps: what rounding moves at least
 _BATCHES = 3
 
 
@@ -106,10 +106,8 @@ def _by_a_jump(
     by = max(parity.gaps(found, exact)["output"].value, _LEAST * eps)
     for index in range(_BATCHES):
         batch = subject.batch(index)
-        wide, double = (
-            parity.twin(subject, torch.float64),
-            batch.to(device="cpu", dtype=torch.float64),
-        )
+        double = batch.to(device="cpu", dtype=torch.float64)
+        wide = parity.twin(subject, torch.float64)
         assert wide is not None
         exact = parity.run(subject, wide, double, train=train)
         gap = parity.gaps(_on_device(subject, batch, tf32=tf32, train=train), exact)["gradient"]

@@ -82,8 +82,8 @@ def told(part: Part, path: str, found: Blended) -> Finding:
         f"{part.prefix}{found.call} averages the classes of {name}",
         culprits=[dataset_culprit(part, name, f"{found.between} between other classes", line)],
         location=line,
-        observed=f"sample {found.index}: {counted(found.count, 'element')} of a class that stands nowhere "
-        f"around, such as {found.between}",
+        observed=f"sample {found.index}: {counted(found.count, 'element')} of a class that does not occur "
+        f"nearby, such as {found.between}",
         cause="the mode averages neighbours, but the numbers of classes have no order",
         because=f"{found.call} was given the numbers {whole} and gave fractions, which the label rounds",
         fix=f'pass mode="nearest" at {line_ref(line)}',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,7 @@ from ...probes.positions.hiding import find_hiding
 from ...probes.recorded.divergence import (
     first_spread,
 )
+from ...subject.errors import SubjectError
 from ..crashes.place import Place
 from .places import recorded, told_by
 
@@ -87,46 +89,46 @@ def leaking_line(
 def switched_off(
     subject: Subject, place: Place | None, leaks: Callable[[Callable[[], None]], bool]
 ) -> Place | None:
-    """Return the line that builds the module of a place, where a flag of it that is False, set to True, stops a leak.
+    """Return the line that builds the module of a place, where an argument of it that is False, set to True, stops a leak.
+
+    Only arguments of the user's own constructors count: one of torch's layers, such as ``batch_first``, may stop a
+    leak by reading other dimensions.
 
     Args:
         subject: The model.
         place: The operation that lets positions through.
         leaks: Runs the model, after what it is given, for each run; says whether positions come through.
     """
-    if place is None or not place.module:
+    modules = dict(subject.model.named_modules())
+    module = None if place is None or not place.module else modules.get(place.module)
+    if place is None or module is None or type(module).__module__.startswith("torch."):
         return None
     line = place.constructed or place.built or sources.of_parameter(subject.model, place.module)
     if line is None:
         return None
-    last, modules = place.module.rpartition(".")[2], dict(subject.model.named_modules())
-    module = modules[place.module]
-    alike = [
-        m
-        for name, m in modules.items()
-        if name.rpartition(".")[2] == last and type(m) is type(module)
-    ]
-    for flag in [
-        name for name, value in vars(module).items() if value is False and name != "training"
-    ]:
+    kind, last = type(module), place.module.rpartition(".")[2]
+    alike = [m for n, m in modules.items() if n.rpartition(".")[2] == last and type(m) is kind]
+    taken = inspect.signature(kind.__init__).parameters
+    for flag in [name for name in taken if vars(module).get(name) is False]:
 
         def switch(flag: str = flag) -> None:
             for one in alike:
                 setattr(one, flag, True)
 
-        if not leaks(switch):
-            kind = type(module).__name__
-            return replace(
-                place,
-                location=line,
-                settings=(
-                    *place.settings,
-                    Culprit("call", place.op, "lets them through", place.location),
-                ),
-                cause=f"{kind} is built with {flag}=False{on_line(line)}",
-                fact=f"{place.fact}; with {flag}=True the outputs do not depend on later positions",
-                fix=f"pass {flag}=True to {kind}{on_line(line)}",
-            )
+        try:
+            if leaks(switch):
+                continue
+        except SubjectError:
+            continue  # it does not run so: nothing is shown
+        reading = Culprit("call", place.op, "lets them through", place.location)
+        return replace(
+            place,
+            location=line,
+            settings=(*place.settings, reading),
+            cause=f"{kind.__name__} is built with {flag}=False{on_line(line)}",
+            fact=f"{place.fact}; with {flag}=True the outputs do not depend on later positions",
+            fix=f"pass {flag}=True to {kind.__name__}{on_line(line)}",
+        )
     return None
 
 

@@ -12,6 +12,7 @@ from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from .arguments import targets_of, with_target
+from .terms import leaves_of
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -162,16 +163,9 @@ class LossOfOutput:
     def reaches_weights(self) -> bool:
         """Say whether the loss has a gradient that does not pass through these outputs: it calls a model itself."""
         loss, leaves = self.run()
-        own, seen, open_ = {id(t) for t in leaves.values()}, set(), [loss.grad_fn]
-        while open_:
-            node = open_.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if (leaf := getattr(node, "variable", None)) is not None and id(leaf) not in own:
-                return True
-            open_ += [before for before, _ in node.next_functions]
-        return False
+        return loss.grad_fn is not None and not leaves_of(loss.grad_fn) <= set(
+            map(id, leaves.values())
+        )
 
     def targets(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the targets, by their paths in the batch."""

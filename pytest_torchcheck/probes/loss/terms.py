@@ -144,7 +144,7 @@ class Terms:
             ):
                 stack += following
             else:
-                terms.append((self._terms.get(node), _reached(node)))
+                terms.append((self._terms.get(node), leaves_of(node)))
         return _Backward(terms, cut)
 
     def _stepping(self, optimizer: Any, *_: Any) -> None:
@@ -155,7 +155,7 @@ class Terms:
             one.applied |= held
 
 
-def _reached(root: Node) -> frozenset[int]:
+def leaves_of(root: Node) -> frozenset[int]:
     """Return the identities of the leaves to which a node's gradient flows."""
     found: set[int] = set()
     seen = {root}

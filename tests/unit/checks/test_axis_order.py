@@ -175,6 +175,8 @@ def test_a_model_without_views() -> None:
     [
         ((4, 4, 9, 4), (4, 9, 16), (2, 1, True)),
         ((8, 4), (4, 8), (1, 0, False)),
+        ((16, 6, 16), (32, 6, 8), (1, 1, True)),  # heads by a bare view
+        ((16, 8, 4), (16, 4, 8), (2, 1, False)),  # a pyramid halves the length
         ((12, 3), (6, 6), None),  # no size is kept
         ((5, 6, 8), (30, 8), None),
         ((4, 1, 9, 16), (4, 9, 1, 16), None),

@@ -392,6 +392,51 @@ class Layers(nn.Module):
         return self.head(self.second(self.first(self.embed(ids))))
 
 
+class Refuses(Attends):
+    """Has a flag that stops the leak, and one that stops the run."""
+
+    def __init__(self, width, strict=False, causal=False):
+        super().__init__(width, causal)
+        self.strict = strict
+
+    def forward(self, x):
+        if self.strict:
+            raise ValueError("strict")
+        return super().forward(x)
+
+
+class Wrapped(Layers):
+    def __init__(self):
+        super().__init__()
+        self.second = Refuses(8)
+
+
+class Plain(Layers):
+    """Attends by a layer of torch's, along the samples if it were told so."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+
+def test_a_flag_that_stops_the_run_is_no_cure():
+    contract = Contract(
+        model=Wrapped, inputs=Ints("B T", low=0, high=9), sizes={"B": 3, "T": 9},
+        promises=(promises.Causal(),),
+    )  # fmt: skip
+    finding, _ = found(contract, "causality", "future-leak")
+    assert finding.fix.startswith("pass causal=True to Refuses on line")
+
+
+def test_flags_of_torchs_layers_are_not_tried():
+    contract = Contract(
+        model=Plain, inputs=Ints("B T", low=0, high=9), sizes={"B": 3, "T": 9},
+        promises=(promises.Causal(),),
+    )  # fmt: skip
+    finding, _ = found(contract, "causality", "future-leak")
+    assert "=True to" not in finding.fix
+
+
 def test_attention_that_is_built_without_its_flag():
     contract = Contract(
         model=Layers, inputs=Ints("B T", low=0, high=9), sizes={"B": 3, "T": 9},
