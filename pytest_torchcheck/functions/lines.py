@@ -30,7 +30,7 @@ from .relations.jacobians import distance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from ..findings import Location
 
@@ -183,23 +183,31 @@ class Op:
     name: str
     results: list[Tensor] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
+    draws: bool = False
 
 
 class Trace(KernelObserver):
-    """Record the operations that run while a Function's own code is on the stack."""
+    """Record the operations that run while a Function's own code is on the stack.
 
-    def __init__(self, function: type | None) -> None:
+    Args:
+        function: The Function.
+        method: A method of it, whose lines are recorded whatever it calls; all of its file otherwise.
+    """
+
+    def __init__(self, function: type | None, method: str = "") -> None:
         self.ops: list[Op] = []
         self._files = _files(function)
+        self._code = getattr(method_of(function, method), "__code__", None)
 
     def around(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run one kernel, and record it where the Function's own code called it."""
         result = func(*args, **kwargs)
-        line = _own_line(sys._getframe(1), self._files)
+        line = _own_line(sys._getframe(1), self._files, self._code)
         if line is not None:
             self.ops.append(
                 Op(
                     line=line,
+                    draws=torch.Tag.nondeterministic_seeded in func.tags,
                     name=str(func),
                     results=[
                         t.detach().clone()
@@ -259,9 +267,11 @@ def _files(function: type | None) -> set[str]:
     return {m.__code__.co_filename for m in methods if m is not None and hasattr(m, "__code__")}
 
 
-def _own_line(frame: FrameType | None, files: set[str]) -> Location | None:
+def _own_line(
+    frame: FrameType | None, files: set[str], code: CodeType | None = None
+) -> Location | None:
     while frame is not None:
-        if frame.f_code.co_filename in files:
+        if frame.f_code is code if code is not None else frame.f_code.co_filename in files:
             return of_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
         frame = frame.f_back
     return None

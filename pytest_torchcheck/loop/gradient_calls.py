@@ -9,6 +9,7 @@ import torch
 
 from pytest_torchcheck.probes.recorded.watch import version_of
 
+from .. import sources
 from .naming import is_spent, iterator_lines, name_in, user_frame
 from .notes import Notes
 from .trace import Backward, Clip, Event
@@ -143,12 +144,21 @@ class GradientCalls(Notes):
                 by=by, limit=float(limit), parameters=frozenset(account.name for account in accounts),
                 pending=any(account.pending() for account in accounts),
                 scaled=any(account.scale != 1.0 for account in accounts), norm=self.ledger.norm(),
-                own=self.ledger.norm(parameters), **({} if parameters else self._nothing(given, place, spent)),
+                own=self.ledger.norm(parameters),
+                **(self._some(given, len(accounts)) if parameters else self._nothing(given, place, spent)),
             )
         )  # fmt: skip
         if args:
             return original(parameters, *args[1:], **kwargs)
         return original(**{**kwargs, "parameters": parameters})
+
+    def _some(self, given: Any, count: int) -> dict[str, Any]:
+        """Say where a clipping of a part of the parameters gets the name of what it is given."""
+        frame = user_frame(within=self.within)
+        if frame is None or count == len(self.ledger.accounts):
+            return {}
+        name = name_in(frame, given)
+        return {"made": sources.assigned_above(frame, name) if name else None}
 
     def _nothing(self, given: Any, place: Location | None, spent: bool | None) -> dict[str, Any]:
         """Say what a clipping was given that holds no parameter, and whether something has used it up."""

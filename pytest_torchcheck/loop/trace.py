@@ -136,7 +136,7 @@ class Clip(Event):
         given: Where it was given no parameter at all: what it was given, as the user calls it, or
             its class.
         used_up: Whether that was an iterator, which had nothing left.
-        made: The line that makes it.
+        made: The line that makes it; also of what holds a part of the parameters.
         reader: The line that reads it first.
     """
 

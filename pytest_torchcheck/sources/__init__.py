@@ -29,6 +29,7 @@ from .syntax import FUNCTIONS as FUNCTIONS
 from .syntax import alias_above as alias_above
 from .syntax import alias_at as alias_at
 from .syntax import around as around
+from .syntax import assigned_above as assigned_above
 from .syntax import assigned_name as assigned_name
 from .syntax import default_of as default_of
 from .syntax import function_around as function_around

@@ -160,6 +160,19 @@ def _parts(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
         yield from _parts(part, own)
 
 
+def assigned_above(frame: FrameType, name: str) -> Location | None:
+    """Return the last statement above the running line that gives a variable its value, in no branch that is ruled out."""
+    file, dead = frame.f_code.co_filename, untaken_in(frame)
+    lines = [
+        node.lineno
+        for node in own_nodes(function_around(file, frame.f_lineno))
+        if isinstance(node, ast.stmt) and node.lineno < frame.f_lineno and node.lineno not in dead
+        for target, _ in writes(node)
+        if isinstance(target, ast.Name) and target.id == name
+    ]
+    return of_line(file, max(lines), frame.f_code.co_qualname) if lines else None
+
+
 def names_read(filename: str, line: int) -> tuple[str, ...]:
     """Return the variables that the statement on a line reads, in the order of the text."""
     innermost = statement(filename, line)

@@ -15,6 +15,7 @@ from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...text.wording import have, names_text
 from ...verdicts import violated
+from ..crashes.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iterator[Finding]:
     """Explain inputs that the forward writes to."""
-    location, op = _writer(subject, changed[0], train=train)
+    writer = _writer(subject, changed[0], train=train)
+    location = writer.location
     alias = _alias(subject, changed[0], location, train=train)
     yield violated(
         "input-mutated",
@@ -35,7 +37,8 @@ def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iter
         location=location or sources.of_object(type(subject.model).forward),
         observed=f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in "
         f"{'train' if train else 'eval'} mode",
-        cause="an operation writes to a tensor that the caller passed" + (f" ({op})" if op else ""),
+        cause="an operation writes to a tensor that the caller passed"
+        + (f" ({writer.ran})" if writer.op else ""),
         because="the values before and after the call are not bit-equal",
         fix=alias.fix
         if alias is not None
@@ -52,17 +55,25 @@ def _alias(subject: Subject, path: str, write: Any, *, train: bool) -> Alias | N
         return find_alias(lambda: subject.call(model, batch), dict(batch.tensors())[path], write)
 
 
-def _writer(subject: Subject, path: str, *, train: bool) -> tuple[Any, str]:
+def _writer(subject: Subject, path: str, *, train: bool) -> Place:
     """Find the line that first changes an input, by watching its values after every operation."""
     batch = subject.batch().clone()
     target = dict(batch.tensors())[path]
     version = target._version
-    found: list[tuple[Any, str]] = []
+    found: list[Place] = []
 
     class Writer(Watch):
         def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
             if not found and target._version != version:
-                found.append((self.locate(), name_of(func)))
+                op = self.op(name_of(func))
+                found.append(
+                    Place(
+                        op=op.name,
+                        location=op.location,
+                        module=op.module,
+                        module_class=op.module_class,
+                    )
+                )
 
     with subject.pristine() as model, torch.no_grad(), Writer(model):
         model.train(train)
@@ -70,5 +81,5 @@ def _writer(subject: Subject, path: str, *, train: bool) -> tuple[Any, str]:
         try:
             subject.call(model, batch)
         except SubjectError:
-            return None, ""
-    return found[0] if found else (None, "")
+            return Place()
+    return found[0] if found else Place()

@@ -20,7 +20,14 @@ from ...probes.recorded.divergence import (
     record,
 )
 from ...probes.recorded.operations import narrow
-from ...probes.recorded.orders import joined, paired, reordering, rows_moved
+from ...probes.recorded.orders import (
+    joined,
+    paired,
+    reordering,
+    rows_moved,
+    scrambled,
+    settled,
+)
 from ...runs.outputs import floating_from
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
@@ -31,6 +38,7 @@ from .batch_first import built_for_time_first
 from .eval_lines import (
     eval_run,
 )
+from .orders import exchanged, extended, reordered, sorted_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Finding
     from ...probes.positions.spread import Spread
-    from ...probes.recorded.operations import Step, Trace
+    from ...probes.recorded.operations import Trace
     from ...subject import Subject
 
 
@@ -64,11 +72,22 @@ def first_difference(
 def mixing_line(subject: Subject) -> Place | None:
     """Return the operation that first mixes samples of the base batch. Cached: two checks ask for it."""
     try:
+        if (place := _scrambling(subject)) is not None:
+            return place
         place = told_by(_mixing(subject), subject.model, "samples")
     except SubjectError:
         return None  # sizes or an order among the samples that the model relies on
     model = subject.model
     return built_for_time_first(place, model, lambda: _mixing(subject) is not None) or place
+
+
+def _scrambling(subject: Subject) -> Place | None:
+    """Return the operation that gives each sample the values of another one, where that is all that is wrong."""
+    batch = subject.batch()
+    order = torch.arange(batch.sizes[subject.source.batch_symbol or ""]).roll(1)
+    (base, turned), _ = recorded(subject, [batch, subject.source.rows(batch, order)])
+    step = scrambled(base, turned, order)
+    return None if step is None else exchanged(step)
 
 
 def _mixing(subject: Subject) -> Divergence | None:
@@ -176,58 +195,18 @@ def place_dependence(
     place = told_by(found, subject.model, "entries")
     if place is None or found is None or found.reread is not None or not axes:
         return place
-    path, dim = next(iter(axes.items()))
-    known = rows_moved(batch.tensors()[path], turned.tensors()[path], dim)
-    moved = order if order is not None else None if known is None else known[0]
-    if moved is not None and (extended := joined(base, permuted, found.op, moved)) is not None:
-        return _extended(place, *extended)
+    told = (rows_moved(batch.tensors()[p], turned.tensors()[p], dim) for p, dim in axes.items())
+    known = None if order is not None else next((one for one in told if one is not None), None)
+    moved = order if known is None else known[0]
+    if moved is not None and (longer := joined(base, permuted, found.op, moved)) is not None:
+        return extended(place, *longer)
+    if moved is not None and (met := settled(base, permuted, found.op, moved)) is not None:
+        return sorted_alone(*met)
     step = None if moved is None else reordering(base, permuted, found.op, moved)
     if step is None and order is not None and paired(base, permuted, found.op):
         cause = f"{place.op} combines two values in which the entries stand in different orders"
         return replace(place, cause=cause)
-    return place if step is None else _reordered(place, step, base)
-
-
-def _extended(place: Place, step: Step, many: int, others: int) -> Place:
-    """Return the line that puts entries behind others which they are not behind in what they are combined with."""
-    return Place(
-        op=step.op.name,
-        location=step.op.location,
-        module=step.op.module,
-        module_class=step.op.module_class,
-        settings=(Culprit("call", place.op, "reads both", place.location),),
-        cause=f"{step.op.name} puts the entries behind {many} others, but {place.op}"
-        f"{on_line(place.location)} combines them with values that stand behind {others}",
-        fact=f"when the input entries are permuted, the result of {step.op.name} is permuted from place {many} "
-        f"on, what {place.op} combines it with from place {others} on",
-        fix=f"put the {many} others on the other side of the entries{on_line(step.op.location)}, as in the values "
-        "they are combined with",
-    )
-
-
-def _reordered(place: Place, step: Step, trace: Trace) -> Place:
-    """Return the line that puts entries in an order of their own, before a place that reads two orders together."""
-    same = [other for other in trace.steps if other.op.location == step.op.location]
-    callers = {other.callers[0] for other in same if other.callers}
-    # a helper that several lines call does for each what it is told
-    line = step.callers[0] if len(callers) > 1 and step.callers else step.op.location
-    named = [
-        (step.op.name, "moves the entries", step.op.location),
-        (place.op, "reads both", place.location),
-    ]
-    return Place(
-        op=step.op.name,
-        location=line,
-        module=step.op.module,
-        module_class=step.op.module_class,
-        settings=tuple(Culprit("call", op, what, at) for op, what, at in named if at != line),
-        cause=f"{step.op.name} puts the entries in another order than that of the values with which "
-        f"{place.op}{on_line(place.location)} combines them",
-        fact=f"when the input entries are permuted, the result of {step.op.name} is neither unchanged nor "
-        f"permuted in the same way; {place.fact}",
-        fix=f"restore the original order of the entries{on_line(line)}: gather with the inverse permutation, "
-        "order.argsort(), of the order in which they were taken",
-    )
+    return place if step is None else reordered(place, step, base)
 
 
 def recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float]:

@@ -8,7 +8,7 @@ from ...probes.holding.aliasing import find_alias
 from ..arguments import jittered, redrawn
 from ..common import reference_of, tolerance
 from ..generators import seed_generators
-from ..lines import Op, Trace, error_line, first_write, line_with, storage_of
+from ..lines import Op, Trace, error_line, first_write, head, line_with, storage_of
 from ..relations.experiments import held_tensors, saved_tensors
 from ..relations.jacobians import distance
 from ..target import Outcome, Target, first_line
@@ -116,12 +116,14 @@ def _random_backward(target: Target, run: Run, upstream: dict[int, Tensor]) -> b
 
 
 def _redraws(target: Target, wrong: list[int]) -> Outcome:
+    run = target.call.run()
+    with Trace(target.function, "backward") as trace:
+        run.grads(target.upstream(run))
+    drawing = next((op.line for op in trace.ops if op.draws), None)
     return target.broken(
         "stochastic-backward",
         f"{target.backward} draws its own random numbers instead of those of forward",
-        location=line_with(
-            target.function, r"rand|bernoulli|dropout|normal|multinomial", "backward", "vjp"
-        ),
+        location=drawing or head(target.function, "backward", "vjp"),
         inputs=dict.fromkeys(wrong, "differs from call to call"),
         observed="two backward passes over one graph differ; with the generator set back before each they agree",
         cause="the gradient belongs to another draw than the output",

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...explanation import listed
 from ...findings import Culprit
 from ...record.tracing import find_line
-from ...sources import nodes, of_line
+from ...sources import nodes, of_line, parsed
 from ..calls import Call, Run, tensors_of
 from ..lines import gradient_line, head, line_with, method_of
 from ..relations.experiments import aliases, held_tensors, saved_tensors
@@ -282,7 +282,11 @@ def intermediates(target: Target) -> list[Kept]:
             if _is_loose(value, after[i], run) and value is not None and _is_used(target, value)
         ]
         names, place = _saving(target, len(before)) if loose else ([], None)
-        found += [Kept(name=names[i], saved=place) for i in loose if names]
+        reads = _unpacked(target, len(before)) if names else []
+        found += [
+            Kept(name=names[i], saved=place, read=reads[i] if reads else None)
+            for i in (loose if names else ())
+        ]
     return found
 
 
@@ -344,3 +348,35 @@ def _saving(target: Target, count: int) -> tuple[list[str], Location | None]:
     if len(node.args) != count or any(isinstance(a, ast.Starred) for a in node.args):
         return [], None
     return [ast.unparse(a) for a in node.args], of_line(file, node.lineno, ran[file, node.lineno])
+
+
+def _unpacked(target: Target, count: int) -> list[Location | None]:
+    """Return where backward first reads each saved tensor, where one statement gives all of them names."""
+    method = method_of(target.function, "backward", "vjp")
+    tree = None if method is None else parsed(method)
+    if method is None or tree is None:
+        return []
+    for node in ast.walk(tree[0]):
+        value = node.value if isinstance(node, ast.Assign) else None
+        if not isinstance(node, ast.Assign) or not isinstance(value, ast.Attribute):
+            continue
+        names = [
+            t.id if isinstance(t, ast.Name) else "" for t in getattr(node.targets[0], "elts", ())
+        ]
+        if value.attr == "saved_tensors" and len(names) == count:
+            lines = [_first_read(tree[0], name, node.lineno) for name in names]
+            where = method.__qualname__
+            return [None if n is None else of_line(tree[1], n, where) for n in lines]
+    return []
+
+
+def _first_read(tree: ast.AST, name: str, after: int) -> int | None:
+    reads = [
+        n.lineno
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Name)
+        and n.id == name
+        and isinstance(n.ctx, ast.Load)
+        and n.lineno > after
+    ]
+    return min(reads, default=None)

@@ -121,6 +121,7 @@ def _unclipped(
             code = "clip-partial"
             cause = f"{len(missed)} parameters of the optimizer are not clipped"
             fix = "clip the parameters of the whole model at once"
+            place = clip.made or place
             culprits.extend(
                 Culprit("parameter", name, "not clipped") for name in sorted(missed)[:4]
             )

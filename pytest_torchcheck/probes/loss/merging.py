@@ -32,7 +32,8 @@ class Merging(Watch):
     def __init__(self, marks: Tensor) -> None:
         super().__init__()
         self.counted: list[tuple[Op, Op | None]] = []
-        self._made: dict[int, tuple[Tensor, Op]] = {}
+        self._made: dict[int, tuple[Tensor, Op, int]] = {}
+        self._positions = marks.numel()
         self._shapes = {marks.shape: marks, (marks.numel(),): marks.flatten()}
 
     def after(
@@ -42,21 +43,31 @@ class Merging(Watch):
         if not isinstance(result, Tensor) or not result.requires_grad:
             return
         if self._of(result) is not None:
-            self._made[id(result)] = (result, self.op(name_of(func)))
+            known = (id(t) for t in args if isinstance(t, Tensor) and id(t) in self._made)
+            self._made[id(result)] = (result, self.op(name_of(func)), next(known, 0))
             return
         for tensor in args:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 marks = self._of(tensor)
-                if marks is not None and result.numel() * marks.numel() <= tensor.numel():
+                if marks is not None and result.numel() * self._positions <= tensor.numel():
                     self._listen(tensor, marks, self.op(name_of(func)))
 
     def _of(self, tensor: Tensor) -> Tensor | None:
-        """Return the marks in the shape in which a tensor has the positions first, or None."""
-        found = (m for shape, m in self._shapes.items() if tensor.shape[: len(shape)] == shape)
-        return next(found, None)
+        """Return the marks in the shape of a tensor that has the positions first, or one dimension among them."""
+        for shape, marks in self._shapes.items():
+            if tensor.shape[: len(shape)] == shape:
+                return marks
+            for dim in range(min(tensor.dim(), len(shape))):
+                if tensor.shape[:dim] + tensor.shape[dim + 1 :] == shape:
+                    return marks.unsqueeze(dim).expand(tensor.shape)
+        return None
 
     def _listen(self, tensor: Tensor, marks: Tensor, op: Op) -> None:
-        _, made = self._made.get(id(tensor), (None, None))
+        if not bool(tensor.detach()[marks].any()):
+            return  # set to 0 there: left out
+        _, made, before = self._made.get(id(tensor), (None, None, 0))
+        while made is not None and made.location == op.location and before:
+            _, made, before = self._made[before]
 
         def arrived(gradient: Tensor) -> None:
             if bool(gradient[marks].any()):

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..positions.rereading import find_reread, rows_of_labels
 from ..positions.spread import CHOOSING, Spread, first_spread, operands_of, origin
 from .operations import Snapshot, Step, Trace, aligned, changed, error, record
+from .orders import by_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -343,38 +344,15 @@ def first_place_dependence(
                     f"(largest magnitude {largest:.3g})"
                 )
                 gap = distance / largest if largest else float("inf")
-                marked = None if order is None else _marked(base, permuted, a, order)
-                if marked is not None:
-                    fact = f"{marked.op.name} gave a mask by the places of the samples; {fact}"
-                found = _divergence("place", base, marked or a, fact, error=gap)
+                before, what = by_place(base, permuted, a, order)
+                fact = f"{before.op.name} gave {what}; {fact}" if before is not None else fact
+                found = _divergence("place", base, before or a, fact, error=gap)
                 if not perturbed or size < 2:
                     return found
                 ownership = _Ownership(base, perturbed)
                 rows = ownership.rows(size)
                 return replace(found, reread=find_reread(base, a, ownership.masks, rows, size))
     return None
-
-
-def _marked(base: Trace, permuted: Trace, step: Step, order: Tensor) -> Step | None:
-    """Return what made truth values that do not move with the samples, where a step reads such."""
-    pairs = {
-        place: other
-        for a, b in aligned(base, permuted)
-        if a is not None and b is not None
-        for place, other in zip(a.results, b.results, strict=True)
-    }
-
-    def stays(place: int) -> bool:
-        one, two = base.values[place].values, permuted.values[pairs.get(place, place)].values
-        if one is None or two is None or one.dtype != torch.bool or one.shape != two.shape:
-            return False
-        dims = [dim for dim, size in enumerate(one.shape) if size == len(order)]
-        return bool(dims) and not any(
-            torch.equal(one.index_select(dim, order.to(one.device)), two) for dim in dims
-        )
-
-    read = next((place for place in step.operands if stays(place)), None)
-    return None if read is None else origin(base, read, stays)[0]
 
 
 def _in_order(snapshot: Snapshot) -> Snapshot | None:

@@ -10,6 +10,8 @@ from ..positions.spread import origin
 from .operations import aligned
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from .operations import Step, Trace
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 _CLOSE: Final = 1e-5
 _MOST: Final = 2**22
 """Distances between entries that are computed for one value, at most."""
+_BACK: Final = 8
+"""Operations between two orders that meet and the first result that shows it, at most."""
 
 
 def rows_moved(one: Tensor, two: Tensor, dim: int) -> Tensor | None:
@@ -59,8 +63,7 @@ def reordering(base: Trace, permuted: Trace, until: Op, order: Tensor) -> Step |
 
     def stands(place: int) -> str:
         if place not in known:
-            values = base.values[place].values, permuted.values[others.get(place, place)].values
-            known[place] = _stands(*values, order)
+            known[place] = _stands(*_pair(base, permuted, place, others), order)
         return known[place]
 
     places = () if last is None else last.operands
@@ -68,6 +71,66 @@ def reordering(base: Trace, permuted: Trace, until: Op, order: Tensor) -> Step |
     if odd is None or not any(stands(place) == "moved" for place in places):
         return None
     return origin(base, odd, lambda place: stands(place) == "other")[0]
+
+
+def scrambled(base: Trace, permuted: Trace, order: Tensor) -> Step | None:
+    """Find what gives the samples of the outputs an order of their own: each row belongs to another sample.
+
+    Args:
+        base, permuted, order: As for :func:`reordering`.
+    """
+    others = _partners(base, permuted)
+
+    def other(place: int) -> bool:
+        return _stands(*_pair(base, permuted, place, others), order) == "other"
+
+    odd = next((place for place in base.outputs if other(place)), None)
+    return None if odd is None else origin(base, odd, other)[0]
+
+
+def settled(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step, Step] | None:
+    """Find what puts entries in one order, whatever the one they came in, before they meet others of that order.
+
+    Args:
+        base, permuted, until, order: As for :func:`reordering`.
+
+    Returns:
+        What gave the one order, and what brings its result together with entries as they came.
+    """
+    last, others = _until(base, permuted, until)
+    known: dict[int, str] = {}
+
+    def stands(place: int) -> str:
+        if place not in known:
+            known[place] = _stands(*_pair(base, permuted, place, others), order)
+        return known[place]
+
+    def settles(step: Step) -> bool:
+        given = {base.values[p].shape for p in step.operands if stands(p) == "moved"}
+        return any(stands(p) == "kept" and base.values[p].shape in given for p in step.results)
+
+    def settling(place: int, seen: set[int]) -> Step | None:
+        step = base.makers.get(place)
+        if step is None or place in seen or stands(place) != "kept":
+            return None
+        seen.add(place)
+        if settles(step):
+            return step
+        return next((s for p in step.operands if (s := settling(p, seen)) is not None), None)
+
+    meeting = last
+    for _ in range(_BACK):
+        if meeting is None:
+            return None
+        if any(stands(place) == "moved" for place in meeting.operands):
+            found = (settling(place, set()) for place in meeting.operands)
+            first = next((step for step in found if step is not None), None)
+            return None if first is None else (first, meeting)
+        torn = (
+            p for p in meeting.operands if p in base.makers and stands(p) not in ("kept", "moved")
+        )
+        meeting = next((base.makers[place] for place in torn), None)
+    return None
 
 
 def joined(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step, int, int] | None:
@@ -82,7 +145,7 @@ def joined(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step
     last, others = _until(base, permuted, until)
 
     def behind(place: int) -> int | None:
-        one, two = base.values[place].values, permuted.values[others.get(place, place)].values
+        one, two = _pair(base, permuted, place, others)
         return None if one is None or two is None else _behind(one, two, order)
 
     at = {place: behind(place) for place in (() if last is None else last.operands)}
@@ -98,8 +161,55 @@ def paired(base: Trace, permuted: Trace, until: Op) -> bool:
     """Say whether ``until`` combines two values that hold the same numbers in both runs, each in another order."""
     last, others = _until(base, permuted, until)
     operands = dict.fromkeys(() if last is None else last.operands)
-    values = [(base.values[p].values, permuted.values[others.get(p, p)].values) for p in operands]
-    return sum(_rearranged(one, two) for one, two in values) > 1
+    return sum(_rearranged(*_pair(base, permuted, place, others)) for place in operands) > 1
+
+
+def by_place(
+    base: Trace, permuted: Trace, step: Step, order: Tensor | None
+) -> tuple[Step | None, str]:
+    """Return what made, by the places of the samples, the mask or the integers that a step reads, and say what they are.
+
+    Args:
+        base, permuted: As for :func:`reordering`.
+        step: A step of the reference run whose result depends on the places.
+        order: As for :func:`reordering`; None where it is not known, and masks cannot be told.
+    """
+    others = _partners(base, permuted)
+
+    def stays(place: int) -> bool:
+        one, two = _pair(base, permuted, place, others)
+        if (
+            one is None
+            or two is None
+            or order is None
+            or one.dtype != torch.bool
+            or one.shape != two.shape
+        ):
+            return False
+        return len(order) in one.shape and not _moves(one, two, order, 0.0)
+
+    def chosen(place: int) -> bool:
+        one, two = _pair(base, permuted, place, others)
+        if one is None or two is None or one.is_floating_point() or one.is_complex():
+            return False
+        return one.shape != two.shape or not torch.equal(
+            *(t.flatten().sort().values for t in (one, two))
+        )
+
+    def kept(place: int) -> bool:
+        one, two = _pair(base, permuted, place, others)
+        if one is None or two is None:
+            return False
+        return not one.is_floating_point() or one.equal(two)
+
+    for holds, what in (
+        (stays, "a mask by the places of the samples"),
+        (chosen, "other integers of the same ones"),
+    ):
+        read = next((place for place in step.operands if holds(place)), None)
+        if read is not None and (holds is stays or all(map(kept, step.operands))):
+            return origin(base, read, holds)[0], what
+    return None, ""
 
 
 def _rearranged(one: Tensor | None, two: Tensor | None) -> bool:
@@ -111,13 +221,21 @@ def _rearranged(one: Tensor | None, two: Tensor | None) -> bool:
 
 def _until(base: Trace, permuted: Trace, until: Op) -> tuple[Step | None, dict[int, int]]:
     """Return the step of an operation, and the place in the second run of each value of the first."""
+    return next((s for s in base.steps if s.op is until), None), _partners(base, permuted)
+
+
+def _partners(base: Trace, permuted: Trace) -> dict[int, int]:
     others: dict[int, int] = {}
-    last: Step | None = None
     for a, b in aligned(base, permuted):
         if a is not None and b is not None:
             others.update(zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True))
-            last = a if a.op is until else last
-    return last, others
+    return others
+
+
+def _pair(
+    base: Trace, permuted: Trace, place: int, others: Mapping[int, int]
+) -> tuple[Tensor | None, Tensor | None]:
+    return base.values[place].values, permuted.values[others.get(place, place)].values
 
 
 def _behind(one: Tensor, two: Tensor, order: Tensor) -> int | None:
@@ -136,13 +254,22 @@ def _behind(one: Tensor, two: Tensor, order: Tensor) -> int | None:
 
 def _stands(one: Tensor | None, two: Tensor | None, order: Tensor) -> str:
     """Say how the entries of a value stand in the second run: ``kept``, ``moved`` as given, ``other``, or nothing."""
-    if one is None or two is None or one.shape != two.shape or not one.is_floating_point():
+    if one is None or two is None or one.shape != two.shape or one.is_complex():
         return ""
-    allowed = _CLOSE * float(one.abs().max()) if one.numel() else 0.0
+    wide = one.is_floating_point() and one.numel()
+    allowed = _CLOSE * float(one.abs().max()) if wide else 0.0
     if torch.allclose(one, two, rtol=0.0, atol=allowed):
         return "kept"
-    dims = [dim for dim, size in enumerate(one.shape) if size == len(order)]
-    for dim in dims:
-        if torch.allclose(one.index_select(dim, order.to(one.device)), two, rtol=0.0, atol=allowed):
-            return "moved"
+    if _moves(one, two, order, allowed):
+        return "moved"
+    dims = (dim for dim, size in enumerate(one.shape) if size == len(order))
     return "other" if any(rows_moved(one, two, dim) is not None for dim in dims) else ""
+
+
+def _moves(one: Tensor, two: Tensor, order: Tensor, allowed: float) -> bool:
+    turned = (
+        one.index_select(dim, order.to(one.device))
+        for dim, size in enumerate(one.shape)
+        if size == len(order)
+    )
+    return any(torch.allclose(other, two, rtol=0.0, atol=allowed) for other in turned)

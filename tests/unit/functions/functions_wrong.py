@@ -930,7 +930,7 @@ class DropsSaved(Function):
     "second derivatives",
     lambda: (_rand(2, 3),),
     "double-backward-wrong",
-    "uses s, an intermediate",
+    "reads s, an intermediate",
     twice=True,
     names_line=False,
 )
