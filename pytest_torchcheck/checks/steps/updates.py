@@ -24,6 +24,7 @@ from ...runs.omitted import read_where_given
 from ...runs.training.crossed import crossed
 from ...runs.training.directions import untaught
 from ...runs.training.enduring import decays_alone, fades
+from ...runs.training.forgetting import forgetting
 from ...runs.training.later_steps import moved_as_built, stopped
 from ...runs.training.returning import returning
 from ...runs.training.steps import lost as lost_parameters
@@ -118,7 +119,8 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
     """Compare every parameter before and after some steps; look for later steps that skip it or undo them all.
 
     With an optimizer of your own, or a step that assigns gradients, the update of a parameter must not depend on
-    the sign of the gradients of others of its shape.
+    the sign of the gradients of others of its shape. If such an optimizer has a momentum, its step must depend on
+    earlier gradients.
     """
     trainable = {
         name: parameter
@@ -180,8 +182,10 @@ def _moved_amiss(subject: Subject, made: Trajectory) -> Finding | None:
         return explain.untaught(subject, list(names))
     if (undone := returning(subject)) is not None:
         return explain.undone(subject, *undone)
-    mixed = crossed(subject)
-    return None if mixed is None else explain.crossed(subject, mixed)
+    if (mixed := crossed(subject)) is not None:
+        return explain.crossed(subject, mixed)
+    forgets = forgetting(subject)
+    return None if forgets is None else explain.forgets(subject, forgets)
 
 
 def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:

@@ -1,0 +1,126 @@
+"""Optimizers of one's own that say they average over steps, and do or do not."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pytest_torchcheck import Contract
+
+
+class Ball(torch.optim.Optimizer):
+    """Heavy ball; what becomes of its velocity is for the subclasses to say."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, {"lr": 0.05, "momentum": 0.9, **options})
+
+    def velocity(self, p):
+        if "velocity" not in self.state[p]:
+            self.state[p]["velocity"] = torch.zeros_like(p)
+        return self.state[p]["velocity"]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                v = self.velocity(p).mul_(group["momentum"]).add_(p.grad)
+                p.sub_(group["lr"] * v)
+
+
+class Renewed(Ball):
+    def velocity(self, p):
+        self.state[p]["velocity"] = torch.zeros_like(p)  # made here
+        return self.state[p]["velocity"]
+
+
+class OfACopy(Ball):
+    def velocity(self, p):
+        return super().velocity(p).clone()
+
+
+class Nothing(Ball):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * (1 - group["momentum"]) * p.grad)
+
+
+class Squares(torch.optim.Optimizer):
+    """A mean of squares alone, as in RMSprop."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-3, "beta2": 0.9})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                v = self.state[p].setdefault("square", torch.zeros_like(p))
+                v.lerp_(p.grad.square(), 1 - group["beta2"])
+                p.sub_(group["lr"] * p.grad / (v.sqrt() + 1e-8))
+
+
+class Late(Ball):
+    """The velocity counts after two steps of warm-up."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.taken = getattr(self, "taken", 0) + 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                v = self.velocity(p).mul_(group["momentum"]).add_(p.grad)
+                p.sub_(group["lr"] * (v if self.taken > 2 else p.grad))
+
+
+class NeedsAClosure(Renewed):
+    def step(self, closure):
+        closure()
+        return super().step()
+
+
+def found(optimizer):
+    made = Contract(
+        model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)),
+        inputs="B 4",
+        targets="B 2",
+        loss=F.mse_loss,
+        optimizer=lambda model: optimizer(model.parameters()),
+    )
+    return [f for f in made.check(["weights-update"]).findings if f.status == "violated"]
+
+
+@pytest.mark.parametrize("optimizer", [Renewed, OfACopy, Nothing])
+def test_a_momentum_that_does_not_last_is_found(optimizer):
+    (finding,) = found(optimizer)
+    assert finding.code == "momentum-lost"
+    assert f"{optimizer.__name__} has momentum=0.9" in finding.summary
+
+
+def test_the_line_is_the_one_that_makes_the_state_again():
+    (finding,) = found(Renewed)
+    assert finding.location.text.endswith("# made here")
+    assert "velocity" in finding.cause
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [Ball, Squares, Late, NeedsAClosure, lambda params: Renewed(params, momentum=0.0)],
+)
+def test_averages_that_last_and_optimizers_without_one_are_not_blamed(optimizer):
+    assert not found(optimizer)
+
+
+def test_the_explanation_leaves_the_model_as_it_was():
+    model = nn.Linear(4, 2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    made = Contract(
+        model=model,
+        inputs="B 4",
+        targets="B 2",
+        loss=F.mse_loss,
+        optimizer=lambda model: Renewed(model.parameters()),
+    )
+    assert not made.check(["weights-update"]).ok
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
