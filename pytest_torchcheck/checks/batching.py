@@ -17,6 +17,7 @@ from ..runs.outputs import Rows, floating_from, gaps_between, output_rows
 from ..runs.remembering import remembered
 from ..runs.time_first import other_batch_dim
 from ..runs.variants.largest import at_batch, sizes_of, told_apart
+from ..runs.variants.orders import another_first
 from ..runs.variants.woken import also_woken
 from ..state import seed_everything
 from ..subject.errors import SubjectError
@@ -132,7 +133,7 @@ def _keeps_places(
     size: int, subject: Subject, batch: Batch, rows: Rows, known: dict[str, torch.Tensor]
 ) -> Iterator[Finding]:
     """Compare the samples with themselves in another order."""
-    order = torch.arange(size).roll(1)
+    order = another_first(subject, batch, size)
     turned = subject.source.rows(batch, order)
     try:
         leaks = _compare(

@@ -29,6 +29,7 @@ from ...probes.recorded.orders import (
     settled,
 )
 from ...runs.outputs import floating_from
+from ...runs.variants.orders import another_first
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ...verdicts import violated
@@ -84,7 +85,7 @@ def mixing_line(subject: Subject) -> Place | None:
 def _scrambling(subject: Subject) -> Place | None:
     """Return the operation that gives each sample the values of another one, where that is all that is wrong."""
     batch = subject.batch()
-    order = torch.arange(batch.sizes[subject.source.batch_symbol or ""]).roll(1)
+    order = another_first(subject, batch, batch.sizes[subject.source.batch_symbol or ""])
     (base, turned), _ = recorded(subject, [batch, subject.source.rows(batch, order)])
     step = scrambled(base, turned, order)
     return None if step is None else exchanged(step)

@@ -40,6 +40,22 @@ def with_inputs(batch: Batch, changed: Mapping[str, Tensor]) -> Batch:
     return batch.map(lambda path, leaf: changed.get(path, leaf), targets=False)
 
 
+def another_first(subject: Subject, batch: Batch, size: int) -> Tensor:
+    """Return an order of the samples, int64 [size], whose first one differs from that of the batch in most inputs."""
+    axes = subject.source.axes(subject.source.batch_symbol or "")
+    given = [
+        (t, axes[path])
+        for path, t in batch.tensors().items()
+        if path in axes and t.layout == torch.strided and not t.is_nested
+    ]
+
+    def changed(order: Tensor) -> int:
+        first = int(order[0])
+        return sum(not trees.same(t.select(dim, 0), t.select(dim, first)) for t, dim in given)
+
+    return max((torch.arange(size).roll(n) for n in range(1, size)), key=changed)
+
+
 def turned(subject: Subject, batch: Batch, axes: Mapping[str, int], order: Tensor) -> Batch:
     """Return the batch with inputs in another order along their axes, and with the indices that go with them."""
     given = batch.tensors()
