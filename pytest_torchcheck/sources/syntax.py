@@ -161,7 +161,7 @@ def _parts(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
 
 
 def assigned_above(frame: FrameType, name: str) -> Location | None:
-    """Return the last statement above the running line that gives a variable its value, in no branch that is ruled out."""
+    """Return the last statement above the running line that assigns a variable, in a branch that can be taken."""
     file, dead = frame.f_code.co_filename, untaken_in(frame)
     lines = [
         node.lineno

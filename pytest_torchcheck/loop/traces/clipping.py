@@ -118,10 +118,9 @@ def _unclipped(
             code, cause = "clip-by-value", "elements are clipped, not the norm"
             fix = f"clip_grad_norm_(parameters, {limit:g})"
         elif missed:
-            code = "clip-partial"
+            code, place = "clip-partial", clip.made or place
             cause = f"{len(missed)} parameters of the optimizer are not clipped"
             fix = "clip the parameters of the whole model at once"
-            place = clip.made or place
             culprits.extend(
                 Culprit("parameter", name, "not clipped") for name in sorted(missed)[:4]
             )

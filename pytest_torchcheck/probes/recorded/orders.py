@@ -167,7 +167,7 @@ def paired(base: Trace, permuted: Trace, until: Op) -> bool:
 def by_place(
     base: Trace, permuted: Trace, step: Step, order: Tensor | None
 ) -> tuple[Step | None, str]:
-    """Return what made, by the places of the samples, the mask or the integers that a step reads, and say what they are.
+    """Return what made the mask or the integers that a step reads, by the places of the samples, and say which.
 
     Args:
         base, permuted: As for :func:`reordering`.
