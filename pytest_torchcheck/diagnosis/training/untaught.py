@@ -1,4 +1,4 @@
-"""Why a gradient does not train its own weight: what reads it, what was to, whose gradient moves it, what is forgotten."""
+"""Why a gradient does not train its own weight: what reads it, whose gradient moves it, and what is forgotten."""
 
 from __future__ import annotations
 
