@@ -66,7 +66,7 @@ def _opposed(
     names = _whole_modules(subject.model, own.touched)
     rest = through.touched - own.touched
     cut = _run(subject, names, lambda output: output, detach=True)
-    if cut is None or len(cut) <= index[1] or rest & cut[index[1]][1]:
+    if cut is None or len(cut) <= index[1]:
         return None
     made = [_run(subject, names, partial(torch.add, other=by)) for by in _SHIFTS]
     if any(one is None or len(one) <= max(index) for one in made):
@@ -74,7 +74,11 @@ def _opposed(
     values = [[one[i][0] for one in made if one is not None] for i in index]
     if not _monotone(values[1]) or _monotone(values[0]):
         return None
-    return _told(trace, step, (own, through), names, rest, values[1])
+    whole, beside = (one and one[index[1]][1] for one in (made[_SHIFTS.index(0.0)], cut))
+    if not whole or beside is None or all(beside.get(n) == whole.get(n) for n in rest):
+        return None  # it reaches what comes before without the first part
+    only = not rest & beside.keys()
+    return _told(trace, step, (own, through), names, rest, values[1], only=only)
 
 
 def _monotone(values: list[float]) -> bool:
@@ -100,12 +104,15 @@ def _run(
     change: Callable[[torch.Tensor], torch.Tensor],
     *,
     detach: bool = False,
-) -> list[tuple[float, frozenset[str]]] | None:
-    """Take a step with the outputs of some modules changed; return the root of each pass, and what it touched.
+) -> list[tuple[float, dict[str, float]]] | None:
+    """Take a step with the outputs of some modules changed.
+
+    Returns:
+        The root of each pass, and the norm of what it adds to each gradient that it changes.
 
     With ``detach`` the modules get their inputs without a graph.
     """
-    passes: list[tuple[float, frozenset[str]]] = []
+    passes: list[tuple[float, dict[str, float]]] = []
     with begun(subject) as (model, made), contextlib.ExitStack() as stack:
         named = dict(model.named_parameters())
 
@@ -114,8 +121,9 @@ def _run(
             roots = [roots] if isinstance(roots, torch.Tensor) else list(roots)
             before = {n: None if p.grad is None else p.grad.clone() for n, p in named.items()}
             result = original(*args, **kwargs)
-            touched = {n for n, p in named.items() if not _same(before[n], p.grad)}
-            passes.append((sum(float(r.detach().sum()) for r in roots), frozenset(touched)))
+            added = {n: _added(before[n], p.grad) for n, p in named.items()}
+            touched = {n: norm for n, norm in added.items() if norm}
+            passes.append((sum(float(r.detach().sum()) for r in roots), touched))
             return result
 
         def entered(_: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -138,10 +146,11 @@ def _run(
     return passes
 
 
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one, other)
+def _added(before: torch.Tensor | None, after: torch.Tensor | None) -> float:
+    """Return the norm of what a gradient has grown by."""
+    if after is None:
+        return 0.0
+    return float((after if before is None else after - before).norm())
 
 
 def _told(
@@ -151,6 +160,8 @@ def _told(
     names: list[str],
     rest: frozenset[str],
     values: list[float],
+    *,
+    only: bool,
 ) -> Finding:
     own, through = passes
     before = trace.events[: trace.events.index(through)]
@@ -159,6 +170,7 @@ def _told(
     if line is not None and sum(e.place == line.place for e in forwards) > 1:
         line = None  # a helper that both losses call
     part, falls = ", ".join(names), "rises" if values[0] > values[-1] else "falls"
+    way = f"through {part} only" if only else f"through {part} too"
     return violated(
         "loss-moves-another-part",
         f"{through.name}() at {at(through.place)} also trains {part}: {step.name}() applies both losses to it",
@@ -171,7 +183,7 @@ def _told(
         location=line.place if line is not None else through.place,
         observed=f"the gradients of {part} that {step.name}() applies hold two passes: {at(own.place)} and "
         f"{at(through.place)}",
-        cause=f"the second loss is to train {few(rest)}, which it reaches through {part} only; it "
+        cause=f"the second loss is to train {few(rest)}, which it reaches {way}; it "
         f"moves {part} as well, so as to make its outputs extreme",
         because=f"with all outputs of {part} shifted by {_SHIFTS[1]:g}, 0 and {_SHIFTS[3]:g} this loss is "
         f"{values[1]:.4g}, {values[2]:.4g} and {values[3]:.4g}: it has no minimum, and is lower the more the output {falls}",

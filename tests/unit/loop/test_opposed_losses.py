@@ -65,7 +65,16 @@ def pleasing(model, z, optimizer, real):
     optimizer.step()
 
 
-@pytest.mark.parametrize("step", [fooling, pleasing])
+def blending(model, z, optimizer, real):
+    optimizer.zero_grad()
+    made = model(z[0])
+    fooled = F.softplus(-model.judge(made)).mean()  # through
+    (F.mse_loss(made, real) + 0.5 * fooled).backward()
+    of_judge(model, made, real).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("step", [fooling, pleasing, blending])
 def test_one_optimizer_applies_what_moves_the_judge_too(step):
     (finding,) = told(lambda m, o, z, y: step(m, z, o, y))
     assert (finding.status, finding.code) == ("violated", "loss-moves-another-part")
@@ -101,6 +110,23 @@ def agreeing(model, optimizer, z, real):
     optimizer.step()
 
 
+def supervised_twice(model, optimizer, z, real):
+    """What is made is to be like the given, and to be read as it is: both losses of the judge have a best output."""
+    optimizer.zero_grad()
+    made, read = model(z[0]), real.sum(1, keepdim=True)
+    F.mse_loss(model.judge(made.detach()), read).backward()
+    (F.mse_loss(made, real) + F.mse_loss(model.judge(made), read)).backward()
+    optimizer.step()
+
+
+def read_beside(model, optimizer, z, real):
+    """The judge reads what is given only; what is made has a loss of its own in the same pass."""
+    optimizer.zero_grad()
+    F.mse_loss(model.judge(real), real.sum(1, keepdim=True)).backward()
+    (F.mse_loss(model(z[0]), real) - 0.01 * model.judge(real).mean()).backward()
+    optimizer.step()
+
+
 def two_tasks(model, optimizer, z, real):
     optimizer.zero_grad()
     (model(z[0]) - real).square().mean().backward()
@@ -110,7 +136,14 @@ def two_tasks(model, optimizer, z, real):
 
 @pytest.mark.parametrize(
     ("step", "optimizer"),
-    [(frozen, whole), (cleared, apart), (agreeing, whole), (two_tasks, whole)],
+    [
+        (frozen, whole),
+        (cleared, apart),
+        (agreeing, whole),
+        (supervised_twice, whole),
+        (read_beside, whole),
+        (two_tasks, whole),
+    ],
 )
 def test_several_losses_that_are_meant(step, optimizer):
     assert [f.status for f in told(step, optimizer)] == ["passed"]
