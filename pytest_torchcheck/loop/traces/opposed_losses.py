@@ -68,14 +68,15 @@ def _opposed(
     cut = _run(subject, names, lambda output: output, detach=True)
     if cut is None or len(cut) <= index[1]:
         return None
-    made = [_run(subject, names, partial(torch.add, other=by)) for by in _SHIFTS]
-    if any(one is None or len(one) <= max(index) for one in made):
+    runs = (_run(subject, names, partial(torch.add, other=by)) for by in _SHIFTS)
+    made = [one for one in runs if one is not None and len(one) > max(index)]
+    if len(made) < len(_SHIFTS):
         return None
-    values = [[one[i][0] for one in made if one is not None] for i in index]
+    values = [[one[i][0] for one in made] for i in index]
     if not _monotone(values[1]) or _monotone(values[0]):
         return None
-    whole, beside = (one and one[index[1]][1] for one in (made[_SHIFTS.index(0.0)], cut))
-    if not whole or beside is None or all(beside.get(n) == whole.get(n) for n in rest):
+    whole, beside = (one[index[1]][1] for one in (made[_SHIFTS.index(0.0)], cut))
+    if all(beside.get(n) == whole.get(n) for n in rest):
         return None  # it reaches what comes before without the first part
     only = not rest & beside.keys()
     return _told(trace, step, (own, through), names, rest, values[1], only=only)
