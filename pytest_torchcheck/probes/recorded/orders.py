@@ -10,8 +10,6 @@ from ..positions.spread import origin
 from .operations import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from .operations import Step, Trace
@@ -22,6 +20,35 @@ _MOST: Final = 2**22
 """Distances between entries that are computed for one value, at most."""
 _BACK: Final = 8
 """Operations between two orders that meet and the first result that shows it, at most."""
+
+
+class _Both:
+    """Two runs beside each other: of each value of the first, how its entries stand in the second."""
+
+    def __init__(self, base: Trace, permuted: Trace, order: Tensor | None = None) -> None:
+        self._base, self._permuted, self._order = base, permuted, order
+        self._others: dict[int, int] = {}
+        self._known: dict[int, str] = {}
+        for a, b in aligned(base, permuted):
+            if a is not None and b is not None:
+                places = zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True)
+                self._others.update(places)
+
+    def pair(self, place: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return a value of the first run, and the one of the second in its place."""
+        other = self._others.get(place, place)
+        return self._base.values[place].values, self._permuted.values[other].values
+
+    def stands(self, place: int) -> str:
+        """Say how a value stands; see :func:`_stands`."""
+        assert self._order is not None
+        if place not in self._known:
+            self._known[place] = _stands(*self.pair(place), self._order)
+        return self._known[place]
+
+
+def _step_of(base: Trace, op: Op) -> Step | None:
+    return next((step for step in base.steps if step.op is op), None)
 
 
 def rows_moved(one: Tensor, two: Tensor, dim: int) -> Tensor | None:
@@ -58,14 +85,7 @@ def reordering(base: Trace, permuted: Trace, until: Op, order: Tensor) -> Step |
         The operation whose result stands, beside the reference, neither as it was nor as the entries do, while
         all that it read does; None unless ``until`` reads such a result together with one in the entries' order.
     """
-    last, others = _until(base, permuted, until)
-    known: dict[int, str] = {}
-
-    def stands(place: int) -> str:
-        if place not in known:
-            known[place] = _stands(*_pair(base, permuted, place, others), order)
-        return known[place]
-
+    last, stands = _step_of(base, until), _Both(base, permuted, order).stands
     places = () if last is None else last.operands
     odd = next((place for place in places if stands(place) == "other"), None)
     if odd is None or not any(stands(place) == "moved" for place in places):
@@ -79,13 +99,9 @@ def scrambled(base: Trace, permuted: Trace, order: Tensor) -> Step | None:
     Args:
         base, permuted, order: As for :func:`reordering`.
     """
-    others = _partners(base, permuted)
-
-    def other(place: int) -> bool:
-        return _stands(*_pair(base, permuted, place, others), order) == "other"
-
-    odd = next((place for place in base.outputs if other(place)), None)
-    return None if odd is None else origin(base, odd, other)[0]
+    stands = _Both(base, permuted, order).stands
+    odd = next((place for place in base.outputs if stands(place) == "other"), None)
+    return None if odd is None else origin(base, odd, lambda place: stands(place) == "other")[0]
 
 
 def settled(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step, Step] | None:
@@ -97,13 +113,7 @@ def settled(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Ste
     Returns:
         What gave the one order, and what brings its result together with entries as they came.
     """
-    last, others = _until(base, permuted, until)
-    known: dict[int, str] = {}
-
-    def stands(place: int) -> str:
-        if place not in known:
-            known[place] = _stands(*_pair(base, permuted, place, others), order)
-        return known[place]
+    meeting, stands = _step_of(base, until), _Both(base, permuted, order).stands
 
     def settles(step: Step) -> bool:
         given = {base.values[p].shape for p in step.operands if stands(p) == "moved"}
@@ -118,7 +128,6 @@ def settled(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Ste
             return step
         return next((s for p in step.operands if (s := settling(p, seen)) is not None), None)
 
-    meeting = last
     for _ in range(_BACK):
         if meeting is None:
             return None
@@ -142,10 +151,10 @@ def joined(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step
     Returns:
         The operation, behind how many others it puts them, and behind how many they are in what they meet.
     """
-    last, others = _until(base, permuted, until)
+    last, both = _step_of(base, until), _Both(base, permuted)
 
     def behind(place: int) -> int | None:
-        one, two = _pair(base, permuted, place, others)
+        one, two = both.pair(place)
         return None if one is None or two is None else _behind(one, two, order)
 
     at = {place: behind(place) for place in (() if last is None else last.operands)}
@@ -159,9 +168,9 @@ def joined(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step
 
 def paired(base: Trace, permuted: Trace, until: Op) -> bool:
     """Say whether ``until`` combines two values that hold the same numbers in both runs, each in another order."""
-    last, others = _until(base, permuted, until)
+    last, both = _step_of(base, until), _Both(base, permuted)
     operands = dict.fromkeys(() if last is None else last.operands)
-    return sum(_rearranged(*_pair(base, permuted, place, others)) for place in operands) > 1
+    return sum(_rearranged(*both.pair(place)) for place in operands) > 1
 
 
 def by_place(
@@ -174,10 +183,10 @@ def by_place(
         step: A step of the reference run whose result depends on the places.
         order: As for :func:`reordering`; None where it is not known, and masks cannot be told.
     """
-    others = _partners(base, permuted)
+    both = _Both(base, permuted)
 
     def stays(place: int) -> bool:
-        one, two = _pair(base, permuted, place, others)
+        one, two = both.pair(place)
         if (
             one is None
             or two is None
@@ -189,7 +198,7 @@ def by_place(
         return len(order) in one.shape and not _moves(one, two, order, 0.0)
 
     def chosen(place: int) -> bool:
-        one, two = _pair(base, permuted, place, others)
+        one, two = both.pair(place)
         if one is None or two is None or one.is_floating_point() or one.is_complex():
             return False
         return one.shape != two.shape or not torch.equal(
@@ -197,7 +206,7 @@ def by_place(
         )
 
     def kept(place: int) -> bool:
-        one, two = _pair(base, permuted, place, others)
+        one, two = both.pair(place)
         if one is None or two is None:
             return False
         return not one.is_floating_point() or one.equal(two)
@@ -217,25 +226,6 @@ def _rearranged(one: Tensor | None, two: Tensor | None) -> bool:
         return False
     first, second = (t.flatten().double().sort().values for t in (one, two))
     return torch.allclose(first, second, rtol=0.0, atol=_CLOSE * float(first.abs().max()))
-
-
-def _until(base: Trace, permuted: Trace, until: Op) -> tuple[Step | None, dict[int, int]]:
-    """Return the step of an operation, and the place in the second run of each value of the first."""
-    return next((s for s in base.steps if s.op is until), None), _partners(base, permuted)
-
-
-def _partners(base: Trace, permuted: Trace) -> dict[int, int]:
-    others: dict[int, int] = {}
-    for a, b in aligned(base, permuted):
-        if a is not None and b is not None:
-            others.update(zip((*a.operands, *a.results), (*b.operands, *b.results), strict=True))
-    return others
-
-
-def _pair(
-    base: Trace, permuted: Trace, place: int, others: Mapping[int, int]
-) -> tuple[Tensor | None, Tensor | None]:
-    return base.values[place].values, permuted.values[others.get(place, place)].values
 
 
 def _behind(one: Tensor, two: Tensor, order: Tensor) -> int | None:
