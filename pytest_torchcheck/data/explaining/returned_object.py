@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
@@ -10,6 +11,7 @@ from pytest_torchcheck import sources
 from ...record.tracing import line_of, returns
 from ..describing import leaves
 from ..reading import read
+from ..sample_lines import return_line
 from ..snapshot import put_back
 
 if TYPE_CHECKING:
@@ -58,6 +60,54 @@ def given_line(
     if one is None or one.frame is outer.frame:
         return None
     return line_of(one.frame.f_code, one.line)
+
+
+_AS_IT_IS = re.compile(
+    "long|int|round|float|double|bool|byte|half|to|type|astype|item|clone|copy|contiguous|squeeze|unsqueeze|view|"
+    "reshape|flatten|permute|transpose|tensor|as_tensor|from_numpy|array|asarray"
+)
+"""What a value keeps its name through."""
+
+
+def returned_name(part: Part, index: int, path: str, seed: int = 0) -> str:
+    """Return the variable or attribute that ``__getitem__`` returns at a place of a tuple: ``mask`` for ``sample[1]``.
+
+    Empty where the sample has a key of its own there, or the source does not say.
+    """
+    place = return_line(part, index, seed) if part.is_map_style else None
+    made = sources.statement(place.file, place.line) if place is not None else None
+    function = sources.function_around(place.file, place.line) if place is not None else None
+    if (
+        function is None
+        or not isinstance(made, ast.Return)
+        or not path.rpartition(".")[2].isdigit()
+    ):
+        return ""
+    value = made.value
+    for key in path.split("."):
+        value = _element(value, key)
+    return _named(value, function)
+
+
+def _named(value: ast.expr | None, function: ast.AST) -> str:
+    """Return the variable of a function, or the attribute of ``self``, that an expression only indexes or casts."""
+    while value is not None:
+        if isinstance(value, ast.Attribute) and ast.unparse(value.value) == "self":
+            return ast.unparse(value)
+        if isinstance(value, ast.Name):
+            own = (n for n in sources.own_nodes(function) if isinstance(n, ast.Name))
+            stored = any(n.id == value.id and isinstance(n.ctx, ast.Store) for n in own)
+            return value.id if stored or value.id in sources.parameters(function) else ""
+        if isinstance(value, ast.Subscript):
+            value = value.value
+        elif isinstance(value, ast.Call) and _AS_IT_IS.fullmatch(sources.called(value)):
+            owner = value.func.value if isinstance(value.func, ast.Attribute) else None
+            first = value.args[0] if value.args else None
+            of_module = owner is None or not _named(owner, function)
+            value = first if of_module else owner
+        else:
+            return ""
+    return ""
 
 
 def _by_expression(found: list[Return], value: Any, path: str) -> Return | None:

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from pytest_torchcheck.probes.recorded.watch import Watch, name_of
 
 from ...objects import trees
+from ...record.passing import passing
 from ...text.wording import counted
 from ...verdicts import violated
 from ..describing import is_under, leaves
+from ..explaining.returned_object import returned_name
 from ..reading import read
 from ..snapshot import put_back
 from ..wording import dataset_culprit, line_ref, where
@@ -21,11 +23,13 @@ from ..wording import dataset_culprit, line_ref, where
 if TYPE_CHECKING:
     from pytest_torchcheck.findings import Finding, Location
 
+    from ...record.passing import Passed
     from ..plan import Part
 
 _CLASSES: Final = 64  # more different whole numbers are measurements
 _SAMPLES: Final = 8
 _AROUND: Final = 2  # elements on each side
+_MODE: Final = 3  # its place among the arguments of F.interpolate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,7 @@ class Blended:
 
     Attributes:
         location: The user's line.
+        passed: The call that chooses the mode, where the line only hands it on.
         call: Such as ``F.interpolate``.
         index: Of the sample.
         kinds: The numbers before.
@@ -42,6 +47,7 @@ class Blended:
     """
 
     location: Location | None
+    passed: Passed | None
     call: str
     index: int
     kinds: tuple[int, ...]
@@ -68,25 +74,33 @@ def blended(part: Part, path: str) -> Blended | None:
                 continue
             call, between, count = found
             return Blended(
-                location=call.location, call=call.name, index=index, kinds=call.kinds, between=between, count=count
+                location=call.location, passed=call.passed, call=call.name, index=index, kinds=call.kinds,
+                between=between, count=count,
             )  # fmt: skip
     return None
 
 
 def told(part: Part, path: str, found: Blended) -> Finding:
     """Explain labels that stand for none of the classes around them."""
-    name, line = where(path), found.location
+    name, line, passed = where(path), found.location, found.passed
+    own = returned_name(part, found.index, path)
+    place = line if passed is None else passed.location
     whole = ", ".join(map(str, found.kinds[:6]))
+    detail = f"{found.between} between other classes"
+    culprits = [dataset_culprit(part, own or name, detail, place)]
+    if passed is not None:
+        culprits.append(dataset_culprit(part, found.call, "is given the mode it was passed", line))
     return violated(
         "label-blended",
-        f"{part.prefix}{found.call} averages the classes of {name}",
-        culprits=[dataset_culprit(part, name, f"{found.between} between other classes", line)],
-        location=line,
+        f"{part.prefix}{found.call} averages the classes of {f'{own}, {name}' if own else name}",
+        culprits=culprits,
+        location=place,
         observed=f"sample {found.index}: {counted(found.count, 'element')} of a class that does not occur "
         f"nearby, such as {found.between}",
         cause="the mode averages neighbours, but the numbers of classes have no order",
-        because=f"{found.call} was given the numbers {whole} and gave fractions, which the label rounds",
-        fix=f'pass mode="nearest" at {line_ref(line)}',
+        because=f"{found.call} was given the numbers {whole} and gave fractions, which the label rounds"
+        + (f"; {line_ref(line)} takes its mode from this call" if passed is not None else ""),
+        fix=f'pass {"mode" if passed is None else passed.name}="nearest" at {line_ref(place)}',
     )
 
 
@@ -94,6 +108,7 @@ def told(part: Part, path: str, found: Blended) -> Finding:
 class _Call:
     name: str
     location: Location | None
+    passed: Passed | None
     kinds: tuple[int, ...]
     given: torch.Tensor
     result: torch.Tensor
@@ -119,7 +134,8 @@ class _Resizing(Watch):
         if whole and not torch.equal(result, result.round()):
             numbers = tuple(int(kind) for kind in kinds.tolist())
             both = given.detach().clone(), result.detach().clone()
-            self.found.append(_Call(name_of(func), self.locate(), numbers, *both))
+            chosen = passing(self.frames(), "mode", _MODE)
+            self.found.append(_Call(name_of(func), self.locate(), chosen, numbers, *both))
 
 
 def _made_of(label: torch.Tensor, calls: list[_Call]) -> tuple[_Call, int, int] | None:
