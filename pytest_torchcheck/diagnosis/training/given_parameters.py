@@ -84,17 +84,39 @@ def given_to_optimizers(made: Making, model: nn.Module, name: str) -> list[Given
     """
     search = _Search(made, model, name)
     for place in made.optimizers:
-        for call in _constructors(place):
-            handed = next((k.value for k in call.keywords if k.arg == "params"), None)
-            argument = call.args[0] if call.args else handed
-            if argument is not None and isinstance(
-                argument, ast.Name | ast.Attribute | ast.Subscript
-            ):
-                search.follow(argument, place.file, _DEPTH)
-            elif argument is not None:
-                search.written_out(argument, place)
+        argument = _handed(place)
+        if isinstance(argument, ast.Name | ast.Attribute | ast.Subscript):
+            search.follow(argument, place.file, _DEPTH)
+        elif argument is not None:
+            search.written_out(argument, place)
     search.added_later()
     return sorted(search.found.values(), key=search.order)
+
+
+def list_given(made: Making, every: list[Given]) -> Given | None:
+    """Return the one statement that makes the list whose name the optimizer was given, where it writes it out."""
+    for place in made.optimizers[-1:]:
+        given = _handed(place)
+        if not isinstance(given, ast.Name):
+            return None
+        own = [
+            g
+            for g in every
+            if g.location.file == place.file
+            and g.location.function == place.function.rpartition(".")[2]
+            and any(True for _ in written(g.statement, given.id))
+        ]
+        made_of = getattr(own[0].statement, "value", None) if len(own) == 1 else None
+        return own[0] if isinstance(made_of, ast.List | ast.Tuple | ast.Dict) else None
+    return None
+
+
+def _handed(place: Location) -> ast.expr | None:
+    """Return the expression of the parameters that the call on a line makes an optimizer of."""
+    for call in _constructors(place):
+        named = next((k.value for k in call.keywords if k.arg == "params"), None)
+        return call.args[0] if call.args else named
+    return None
 
 
 def _constructors(place: Location) -> list[ast.Call]:

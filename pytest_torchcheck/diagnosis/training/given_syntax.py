@@ -60,14 +60,34 @@ def written(node: ast.stmt, name: str) -> Iterator[ast.expr]:
     elif isinstance(node, ast.AugAssign | ast.AnnAssign):
         if name in _bases(node.target) and node.value is not None:
             yield node.value
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        call = node.value
-        if (
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr in _GROWS
-            and name in _bases(call.func.value)
-        ):
-            yield from call.args[-1:]
+    elif (grown := _grown(node)) is not None and name in _bases(grown[0]):
+        yield from grown[1][-1:]
+
+
+def _grown(node: ast.stmt) -> tuple[ast.expr, list[ast.expr]] | None:
+    """Return what a statement lets grow by a method of lists or dicts, and the method's arguments; None for others."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        return (call.func.value, call.args) if call.func.attr in _GROWS else None
+    return None
+
+
+def written_to(node: ast.stmt) -> str:
+    """Return the variable that a statement assigns or lets grow, as it is written; empty for another statement."""
+    grown = _grown(node)
+    target: ast.expr | None = None if grown is None else grown[0]
+    if isinstance(node, ast.Assign):
+        target = node.targets[0]
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        target = node.target
+    return ast.unparse(target) if isinstance(target, ast.Name | ast.Attribute) else ""
+
+
+def names_given(node: ast.stmt) -> set[str]:
+    """Return the variables whose values a statement assigns, returns or lets another one grow by."""
+    grown = _grown(node)
+    parts = grown[1] if grown is not None else [getattr(node, "value", None)]
+    return {n.id for part in parts if part for n in ast.walk(part) if isinstance(n, ast.Name)}
 
 
 def _bases(node: ast.expr) -> set[str]:

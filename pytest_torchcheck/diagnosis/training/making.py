@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ... import sources
 from ...record.tracing import find_line, line_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
+from ...subject.optimizers import optimizers_of
 from ...subject.remembered import remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import FrameType
+    from collections.abc import Callable, Iterable, Iterator
+    from types import CodeType, FrameType
 
     from ...findings import Location
     from ...subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A variable that held parameters as its function returned: a list, a dict, or an iterator that nobody had read.
+
+    Attributes:
+        file, function: Where the function stands, and its name.
+        variable: The variable.
+        names: Those of the parameters.
+    """
+
+    file: str
+    function: str
+    variable: str
+    names: frozenset[str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +58,8 @@ class Making:
             for it.
         zeros: The lines after which a variable of the function is 0, by the variable.
         thawed: By parameter: the line after which it required a gradient, though it did not before.
+        kept: What variables of the functions held, those of callees first.
+        given: The parameters that the optimizers hold.
     """
 
     lines: list[Location] = field(default_factory=list)
@@ -48,6 +69,8 @@ class Making:
     replaced: dict[str, tuple[Location, ...]] = field(default_factory=dict)
     zeros: dict[str, Location] = field(default_factory=dict)
     thawed: dict[str, Location] = field(default_factory=dict)
+    kept: list[Kept] = field(default_factory=list)
+    given: frozenset[str] = frozenset()
 
     def matches(self, pattern: str) -> list[Location]:
         """Return the lines that ran and match a regular expression."""
@@ -74,9 +97,13 @@ def making(subject: Subject) -> Making:
         off = {n for n, p in model.named_parameters() if not p.requires_grad}
         known: set[tuple[str, int]] = set()
         there = dict(model.named_parameters())
+        names = {id(p): n for n, p in there.items()}
+        returned: list[tuple[CodeType, dict[str, Any]]] = []
 
         def watcher(frame: FrameType, event: str, line: int) -> bool:
             place = (frame.f_code.co_filename, line)
+            if event == "return":
+                returned.append((frame.f_code, dict(frame.f_locals)))
             if event != "call" and place not in known:
                 known.add(place)
                 made.lines.append(line_of(frame.f_code, line))
@@ -95,13 +122,33 @@ def making(subject: Subject) -> Making:
 
         def run() -> None:
             try:
-                subject.make_optimizer(model)
+                optimizers = optimizers_of(subject.make_optimizer(model))
             except SubjectError:
                 return  # the check that met the error reports it
+            made.given = frozenset(_named([o.param_groups for o in optimizers], names))
 
         with _Constructions(made):
             find_line(run, watcher)
+        for code, variables in returned:  # an iterator is read when nobody else reads it any more
+            for variable, value in variables.items():
+                if held := frozenset(_named(value, names)):
+                    file = os.path.abspath(code.co_filename)
+                    made.kept.append(
+                        Kept(file=file, function=code.co_name, variable=variable, names=held)
+                    )
     return made
+
+
+def _named(value: Any, names: dict[int, str], depth: int = 5) -> Iterator[str]:
+    """Yield the names of the parameters in nested lists, dicts and iterators over parameters."""
+    if isinstance(value, torch.Tensor):
+        if id(value) in names and depth < 5:
+            yield names[id(value)]
+    elif depth and isinstance(value, list | tuple | set | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _named(one, names, depth - 1)
+    elif inspect.isgenerator(value) and value.gi_code.co_filename == nn.modules.module.__file__:
+        yield from _named(list(value), names, depth)
 
 
 def _called(frame: FrameType, line: int) -> tuple[Location, ...]:

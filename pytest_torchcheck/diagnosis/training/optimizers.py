@@ -54,7 +54,7 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
     given = out.culprits if out is not None else ()
     named = {(p.file, p.line) for p in made.matches(rf"(?<!\w){re.escape(names[0])}\b")}
     if out is not None and (
-        place is None or dropped is not None or (place.file, place.line) not in named
+        place is None or dropped is not None or out.told or (place.file, place.line) not in named
     ):
         place = out.location
     foreign = (
@@ -100,7 +100,9 @@ def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         else "the optimizer received only a part of the parameters"
         + (
             f"; {out.words}"
-            if out is not None and place == out.location != optimizer_line(subject)
+            if out is not None
+            and place == out.location
+            and (out.told or place != optimizer_line(subject))
             else ""
         ),
         because=f"{names[0]} requires a gradient, and no param_group holds this tensor",

@@ -12,7 +12,8 @@ from ...findings import Culprit
 from ...record.tracing import find_line, line_of
 from ...state import seed_everything
 from ..lines.assigned import assigned
-from .given_parameters import MOST, Given, given_to_optimizers
+from .given_parameters import MOST, Given, given_to_optimizers, list_given
+from .given_syntax import names_given, written_to
 from .making import making
 from .used_up_iterators import used_up, used_up_near
 
@@ -161,6 +162,7 @@ class LeftOut:
     Attributes:
         location: The line.
         words: What the line does, as a clause.
+        told: Whether the words say more than the line itself.
         culprits: It and the other lines that give the optimizer parameters, and the one that makes it.
         fix: The edit, where another one than to add the parameter there is called for.
     """
@@ -169,12 +171,14 @@ class LeftOut:
     words: str
     culprits: tuple[Culprit, ...]
     fix: str = ""
+    told: bool = False
 
 
 def left_out(subject: Subject, name: str) -> LeftOut | None:
     """Return where a parameter that no optimizer holds would have to be added; None where the source does not say.
 
-    That is the condition that chooses among parameters of which it is one, else the last statement
+    That is the statement that leaves out a variable which holds it, else the condition that chooses among
+    parameters of which it is one, else the list that the optimizer was given by name, else the last statement
     that adds any.
     """
     made = making(subject)
@@ -183,12 +187,18 @@ def left_out(subject: Subject, name: str) -> LeftOut | None:
         return LeftOut(
             location=spent.made, words=spent.cause, culprits=spent.culprits, fix=spent.fix
         )
+    if (ungiven := _ungiven(made, every, name)) is not None:
+        return ungiven
     found = [g for g in every if g.adds]
     if not found:
         return None
     choosing = next((g for g in found if g.conditions), None)
-    first = choosing or found[-1]
+    first = choosing or list_given(made, every) or found[-1]
     words = "a condition selects them" if choosing else "the last line that adds any"
+    if first not in found:
+        words = f"line {first.place.line} lists what `{written_to(first.statement)}` holds"
+    else:
+        words += f": line {first.place.line}"
     culprits: dict[tuple[str, int], Culprit] = {}
     for given in (first, *reversed(found)):
         detail = "a condition selects" if given.conditions else "passes parameters to it"
@@ -199,9 +209,53 @@ def left_out(subject: Subject, name: str) -> LeftOut | None:
     for line in made.optimizers[-1:]:
         if (line.file, line.line) not in culprits:
             kept.append(Culprit("optimizer", "optimizer", "is created here", line))
-    return LeftOut(
-        location=first.place, words=f"{words}: line {first.place.line}", culprits=tuple(kept)
-    )
+    return LeftOut(location=first.place, words=words, culprits=tuple(kept))
+
+
+def _ungiven(made: Making, every: list[Given], name: str) -> LeftOut | None:
+    """Return the statement that gives an optimizer all but a variable which holds a parameter, and none of its own."""
+    for kept in reversed(made.kept):
+        if name not in kept.names or kept.names & made.given:
+            continue
+        own = [g for g in every if (g.location.file, g.location.function) == (kept.file, kept.function)]  # fmt: skip
+        line = _assigned_once(made, own[-1].location, kept.variable) if own else None
+        if line is None or any(kept.variable in names_given(g.statement) for g in own):
+            continue
+        place = sources.of_line(kept.file, own[-1].statement.lineno, kept.function)
+        target = written_to(own[-1].statement)
+        into = f"in `{target}`" if target else "given to the optimizer"
+        culprits = [
+            Culprit("call", target or "parameters", f"leaves out {kept.variable}", place),
+            Culprit("call", kept.variable, f"holds {name}", line),
+            *(Culprit("optimizer", "optimizer", "is created here", p) for p in made.optimizers[-1:] if p != place),
+        ]  # fmt: skip
+        return LeftOut(
+            location=place,
+            words=f"`{kept.variable}` (line {line.line}) holds {name} and is not {into}",
+            culprits=tuple(culprits),
+            fix=f"add `{kept.variable}` {f'to `{target}` ' if target else ''}on line {place.line}, or freeze "
+            "what it holds with requires_grad_(False)",
+            told=True,
+        )
+    return None
+
+
+def _assigned_once(made: Making, place: Location, variable: str) -> Location | None:
+    """Return the line of a function that gives a variable its value; None where loops give it one after the other."""
+    scope = sources.function_around(place.file, place.line) or sources.tree_of(place.file)
+    nodes = list(sources.own_nodes(scope))
+    loops = [n for n in nodes if isinstance(n, ast.For | ast.While)]
+    ran = {(p.file, p.line) for p in made.lines}
+    lines = [
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and any(isinstance(t, ast.Name) and t.id == variable for t, _ in sources.writes(node))
+        and any((place.file, n) in ran for n in range(node.lineno, (node.end_lineno or 0) + 1))
+    ]
+    if not lines or any(sources.holds(loop, lines[-1]) for loop in loops):
+        return None
+    return sources.of_line(place.file, lines[-1], place.function)
 
 
 def lost(subject: Subject, name: str) -> LeftOut | None:
