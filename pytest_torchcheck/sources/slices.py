@@ -47,7 +47,7 @@ def evaluated(node: ast.expr, known: Mapping[str, Any]) -> Any:
         if isinstance(inner, list | tuple):
             return inner[evaluated(node.slice, known)]
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        sides = [evaluated(side, known) for side in (node.left, node.right)]
+        sides = [_whole(evaluated(side, known)) for side in (node.left, node.right)]
         if all(isinstance(side, int) for side in sides):
             return _OPERATORS[type(node.op)](*sides)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
@@ -55,6 +55,14 @@ def evaluated(node: ast.expr, known: Mapping[str, Any]) -> Any:
         if isinstance(argument, list | tuple | dict | str) or hasattr(argument, "__array__"):
             return len(argument)
     raise Unknown
+
+
+def _whole(value: Any) -> Any:
+    """Return the whole number of an array or tensor without dimensions as such, and anything else as it is."""
+    try:
+        return operator.index(value) if getattr(value, "shape", None) == () else value
+    except TypeError:  # a fraction
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +109,8 @@ def cuts(statement: ast.stmt | None, known: Mapping[str, Any]) -> Iterator[Cut]:
             base = evaluated(node.value, known)
             length = len(base)
             if isinstance(first, ast.Slice):
-                start = evaluated(first.lower, known) if first.lower is not None else 0
-                stop = evaluated(first.upper, known) if first.upper is not None else 0
+                start = _whole(evaluated(first.lower, known)) if first.lower is not None else 0
+                stop = _whole(evaluated(first.upper, known)) if first.upper is not None else 0
                 bounds = tuple(each for each in (first.lower, first.upper) if each is not None)
                 variable = ""
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import ChainMap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from ..validity import Deviation
 
 
+_FEW = 16
+_MOST = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutShort:
     """A slice that only the odd samples cut short.
@@ -32,12 +37,14 @@ class CutShort:
         location: The slice's line.
         table: The dataset's table that gives the bounds; None where none was found.
         maker: Function and line that give the table an entry too many.
+        ends: The assignments of what the table ends at, where there are several.
     """
 
     fact: str
     location: Location
     table: Source | None
     maker: Location | None
+    ends: tuple[Location, ...] = ()
 
 
 def find_cut_short(part: Part, odd: Deviation, seed: int) -> CutShort | None:
@@ -61,7 +68,8 @@ def find_cut_short(part: Part, odd: Deviation, seed: int) -> CutShort | None:
             if event == "call":
                 return False
             file = frame.f_code.co_filename
-            for cut in cuts(sources.statement(file, line), frame.f_locals):
+            known = ChainMap(frame.f_locals, frame.f_globals)
+            for cut in cuts(sources.statement(file, line), known):
                 key = (frame.f_code, line, cut.text)
                 if not wrong:
                     usual.add(key)
@@ -80,9 +88,18 @@ def find_cut_short(part: Part, odd: Deviation, seed: int) -> CutShort | None:
         if place is None or not found:
             return None
         fact, behind_it = found[0]
-        table = next((one for one in behind_it if one.entry is not None), None)
+        table = next((one for one in behind_it if _is_bound(one.entry)), None)
         maker = None if table is None else _maker(table)
-        return CutShort(fact=fact, location=place, table=table, maker=maker)
+        ends = () if maker is None else _ends(maker)
+        maker = ends[0] if len(ends) == 1 else maker
+        return CutShort(fact=fact, location=place, table=table, maker=maker, ends=ends[:_MOST])
+
+
+def _is_bound(entry: Any) -> bool:
+    """Say whether an entry of a table may say where to cut: a number, a text, or a few of them."""
+    if isinstance(entry, list | tuple):
+        return 0 < len(entry) <= _FEW and all(map(_is_bound, entry))
+    return isinstance(entry, int | float | str)
 
 
 def _maker(table: Source) -> Location:
@@ -116,6 +133,23 @@ def _maker(table: Source) -> Location:
 def _holds(value: Any, entry: Any) -> bool:
     plain = isinstance(entry, int | str | tuple)
     return plain and isinstance(value, list) and entry in value
+
+
+def _ends(place: Location) -> tuple[Location, ...]:
+    """Return the lines above a range that assign the variable at which it ends; none where it ends otherwise."""
+    ranges = [n for n in sources.around(place.file, place.line, ast.Call) if sources.called(n) == "range"]  # fmt: skip
+    if not ranges:
+        return ()
+    end = ranges[-1].args[:2][-1]
+    while sources.called(end) in ("max", "min", "int") and isinstance(end, ast.Call) and end.args:
+        end = next((a for a in end.args if not isinstance(a, ast.Constant)), end.args[0])
+    function = sources.function_around(place.file, place.line)
+    return tuple(
+        sources.of_line(place.file, node.lineno, place.function)
+        for node in sources.own_nodes(function)
+        if isinstance(node, ast.stmt) and node.lineno < place.line
+        if any(ast.unparse(t) == ast.unparse(end) for t, _ in sources.writes(node))
+    )
 
 
 def _bounding(place: Location, bound: Bound) -> Location:

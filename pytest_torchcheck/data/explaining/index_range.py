@@ -145,13 +145,20 @@ def behind(
             statement = sources.statement(home.f_code.co_filename, line) if line else None
             if line is None or statement is None or depth == 0:
                 continue
-            made = getattr(statement, "value", None) or getattr(statement, "iter", None)
+            made = _made_of(statement, name)
             if not gives:
                 place = line_of(home.f_code, line)
                 yield Source(name=name, detail=f"is {value!r}", location=place, order=1)
             if made is not None:
                 shown = gives or f"{name} = {value!r}"
                 yield from behind(home, [made], bound, shown, depth - 1)
+
+
+def _made_of(statement: ast.stmt, name: str) -> ast.expr | None:
+    """Return the expression that gives a variable its value: of ``a, b = c, d`` its own alone."""
+    own = [v for t, v in sources.writes(statement) if isinstance(t, ast.Name) and t.id == name]
+    whole = getattr(statement, "value", None) or getattr(statement, "iter", None)
+    return own[0] if own else whole
 
 
 def _home(frame: FrameType, name: str) -> FrameType:
@@ -195,6 +202,9 @@ def _attributes(frame: FrameType, node: ast.AST, gives: str) -> Iterator[Source]
 
 def _entry(node: ast.Subscript, frame: FrameType) -> Any:
     try:
+        table = evaluated(node.value, frame.f_locals)
+        if is_array(table):
+            return table[operator.index(evaluated(node.slice, frame.f_locals))].tolist()
         return evaluated(node, frame.f_locals)
     except (Unknown, LookupError, TypeError):
         return None

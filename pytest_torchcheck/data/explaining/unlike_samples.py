@@ -160,7 +160,8 @@ def _past_the_end(
     """Explain samples that a table of the dataset lets begin where a whole one does not fit any more."""
     assert cut.table is not None
     place = cut.maker or cut.table.location
-    maker = place.function.rpartition(".")[2]
+    function = sources.function_around(place.file, place.line)
+    maker = function.name if function is not None else place.function.rpartition(".")[2]
     return make(
         "samples-do-not-stack",
         f"{part.prefix}sample {odd.index} has shape {odd.other} at {where(odd.path)} where most have {odd.usual}: "
@@ -169,6 +170,11 @@ def _past_the_end(
             dataset_culprit(part, maker or cut.table.name, f"makes {cut.table.name}", place),
             dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", cut.location),
             dataset_culprit(part, cut.table.name, cut.table.detail, cut.table.location),
+            *(
+                dataset_culprit(part, maker, f"may end {cut.table.name}", p)
+                for p in cut.ends
+                if p != place
+            ),
         ),
         location=place,
         observed=f"{odd.count} of {count} samples read have another shape",
