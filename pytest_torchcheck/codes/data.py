@@ -25,6 +25,7 @@ reach_wrong = One("data.explaining.order:reach_wrong", "sampler-length", doubtfu
 damaged = One("data.explaining.samples:damaged", "dataset-mutated")
 elsewhere = Each("data.explaining.samples:elsewhere")
 blended = One("data.relations.blended_labels:told", "label-blended")
+boxes_inverted = One("data.relations.inverted_boxes:told", "boxes-inverted")
 faint = One("data.relations.faint_bytes:told", "sample-faint")
 empty = One("data.explaining.samples:empty", "dataset-empty", doubtful=True)
 identical = One("data.explaining.samples:identical", "samples-identical")

@@ -11,7 +11,7 @@ import torch
 from pytest_torchcheck.data import labels, pickling, randomness, splits, validity
 from pytest_torchcheck.data.plan import Part, parts
 from pytest_torchcheck.data.reading import Survey, survey
-from pytest_torchcheck.data.relations import blended_labels, faint_bytes, mutation
+from pytest_torchcheck.data.relations import blended_labels, faint_bytes, inverted_boxes, mutation
 from pytest_torchcheck.data.relations import class_names as naming
 from pytest_torchcheck.data.relations import collate_writes as collating
 from pytest_torchcheck.data.relations import confused_samples as confusing
@@ -208,7 +208,8 @@ def unreadable(found: Survey) -> Finding:
 def dataset_labels(subject: Subject) -> Iterator[Finding]:
     """Compare labels with those declared and with the dataset's own; see whether a replayed transform repeats.
 
-    Maps of classes must not be resized by averaging.
+    Maps of classes must not be resized by averaging, and what is named boxes must not be mirrored with its corners
+    in the old order.
     """
     if subject.contract.model is None or subject.contract.has_targets:
         unlike = in_data(naming.unlike_names, surveys(subject))
@@ -220,6 +221,9 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
             replay = in_data(replaying.find_replay, part, seed=subject.seed)
             if replay is not None:
                 yield replaying.replayed_in_vain(part, replay)
+            mirrored = in_data(inverted_boxes.inverted, found)
+            if mirrored is not None:
+                yield explain.boxes_inverted(part, mirrored)
         if not found.samples:
             yield (
                 unreadable(found)
