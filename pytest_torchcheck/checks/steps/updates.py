@@ -12,6 +12,7 @@ from pytest_torchcheck.loop.recorder import trace_of
 from ... import sources
 from ...codes import updates as explain
 from ...loop.closures import functions_of
+from ...loop.steps import StepWatch, begun, take_steps
 from ...runs.looks import (
     REDRAWS,
     differentiated,
@@ -110,6 +111,8 @@ def _applied_twice(subject: Subject, names: Iterable[str]) -> list[str]:
     return sorted({name for (_, name), owners in applied.items() if len(owners) > 1})
 
 
+_ROUNDED = 1e-5
+"""Share of the gradient of its weight below which that of a bias is what rounding leaves of a sum of zero."""
 _FAINT = 1e-12
 """Share of the largest gradient below which a parameter may stay unchanged with a correct
 optimizer."""
@@ -247,7 +250,25 @@ def _cancelled_in_step(subject: Subject, names: set[str], made: Trajectory) -> s
     applied = {
         n for step in trace.optimizer_steps() for names in step.sources.values() for n in names
     }
-    return biases & held & reached - applied
+    stepped = biases & held & reached & applied
+    return (biases & held & reached - applied) | _rounded_in_step(subject, stepped)
+
+
+def _rounded_in_step(subject: Subject, biases: set[str]) -> set[str]:
+    """Name the biases whose gradient at the end of a step is the rounding of a zero, beside that of their weight."""
+    if not biases:
+        return set()
+    with begun(subject) as (model, optimizer):
+        take_steps(subject, model, optimizer, 1, StepWatch())
+        left = {
+            n: float(p.grad.abs().max()) for n, p in model.named_parameters() if p.grad is not None
+        }
+
+    def beside(name: str) -> float:
+        stem = name.rpartition("bias")[0]
+        return max((g for n, g in left.items() if n != name and n.startswith(stem)), default=0.0)
+
+    return {name for name in biases & left.keys() if left[name] < _ROUNDED * beside(name)}
 
 
 def frozen_stays(subject: Subject) -> Iterator[Finding]:
