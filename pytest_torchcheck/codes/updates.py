@@ -25,6 +25,7 @@ remembered = One("diagnosis.training.lasting:remembered", "training-remembered",
 stale_copy = One("diagnosis.training.lasting:stale_copy", "copy-stale", doubtful=True)
 stale_state = One("diagnosis.training.lasting:stale_state", "state-stale")
 stops_training = One("diagnosis.training.lasting:stops_training", "weight-stops")
+uncounted = One("diagnosis.training.untaught:uncounted", "steps-not-counted")
 untaught = One("diagnosis.training.untaught:untaught", "weight-untaught")
 late_inputs = One("diagnosis.training.lasting:late_inputs", "batch-unused")
 undone = One("diagnosis.training.lasting:undone", "weight-put-back")

@@ -25,7 +25,7 @@ from ...runs.omitted import read_where_given
 from ...runs.training.crossed import crossed
 from ...runs.training.directions import untaught
 from ...runs.training.enduring import decays_alone, fades
-from ...runs.training.forgetting import forgetting
+from ...runs.training.forgetting import forgetting, uncounted
 from ...runs.training.later_steps import moved_as_built, stopped
 from ...runs.training.returning import returning
 from ...runs.training.steps import lost as lost_parameters
@@ -123,7 +123,7 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
 
     With an optimizer of your own, or a step that assigns gradients, the update of a parameter must not depend on
     the sign of the gradients of others of its shape. If such an optimizer has a momentum, its step must depend on
-    earlier gradients.
+    earlier gradients; if it reads a number of steps, that must grow.
     """
     trainable = {
         name: parameter
@@ -187,8 +187,10 @@ def _moved_amiss(subject: Subject, made: Trajectory) -> Finding | None:
         return explain.undone(subject, *undone)
     if (mixed := crossed(subject)) is not None:
         return explain.crossed(subject, mixed)
-    forgets = forgetting(subject)
-    return None if forgets is None else explain.forgets(subject, forgets)
+    if (forgets := forgetting(subject)) is not None:
+        return explain.forgets(subject, forgets)
+    count = uncounted(subject)
+    return None if count is None else explain.uncounted(subject, *count)
 
 
 def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:

@@ -168,13 +168,43 @@ def forgets(subject: Subject, found: Forgetting) -> Finding:
     )
 
 
-def _made_again(optimizer: torch.optim.Optimizer, kept: tuple[str, ...]) -> Location | None:
-    """Return the line that gives a state its first value, where a later step runs it again."""
-    held: list[Any] = [p for g in optimizer.param_groups for p in g["params"]]
-    for p in held:
-        p.grad = torch.zeros_like(p)
+def _lines_of_a_step(optimizer: torch.optim.Optimizer) -> set[tuple[str, int]]:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
     with lines_run() as ran:
         optimizer.step()
+    return ran
+
+
+def _made_again(optimizer: torch.optim.Optimizer, kept: tuple[str, ...]) -> Location | None:
+    """Return the line that gives a state its first value, where a later step runs it again."""
+    ran = _lines_of_a_step(optimizer)
     pattern = "|".join(rf"\[[\"']{key}[\"']\]\s*=[^=]" for key in kept)
     places = sources.matches(type(optimizer), pattern) if kept else []
     return next((place for place in places if (place.file, place.line) in ran), None)
+
+
+def uncounted(subject: Subject, optimizer: torch.optim.Optimizer, name: str) -> Finding:
+    """Explain an optimizer that reads a number of steps which stays what it was."""
+    kind = type(optimizer)
+    rebound = sources.matches(kind, rf"\b{name}\s*=\s*{name}\s*\+")
+    with subject.pristine(steps=True):
+        ran = _lines_of_a_step(optimizer)
+    local = next((place for place in rebound if (place.file, place.line) in ran), None)
+    read = sources.search(kind, rf"[\"\']{name}[\"\']")
+    place = local or read or sources.of_object(kind.step)
+    return violated(
+        "steps-not-counted",
+        f"{kind.__name__} keeps the number of its steps in {name}, and never changes it",
+        culprits=[Culprit("optimizer", name, "does not grow", place)],
+        location=place,
+        observed=f"{name} is the same after 4 steps and after 8",
+        cause=f"{name} = {name} + ... gives the local name another value, and leaves the state as it is"
+        if local is not None
+        else f"nothing writes to {name} from step to step",
+        because=f"with a greater {name} the optimizer takes another step: what it corrects by it, such as the bias of "
+        "moving averages, stays that of the first step",
+        fix=f"write it back, as self.state[p][{name!r}] += 1",
+        evidence={"name": name},
+    )

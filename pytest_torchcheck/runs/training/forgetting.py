@@ -1,4 +1,4 @@
-"""Optimizers of the user's own with a momentum that keep nothing of earlier gradients."""
+"""Optimizers of the user's own that keep nothing of earlier steps: no gradient, or not their number."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _STEPS: Final = 4
 """Steps of which the last has the same gradients in both runs; some optimizers warm up in the first ones."""
+_COUNTERS: Final = frozenset({"step", "steps", "t", "step_count", "num_steps"})
+"""What optimizers call the number of their steps, torch's own and others."""
+_MORE: Final = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,73 @@ def forgetting(subject: Subject) -> Forgetting | None:
     return None
 
 
+def uncounted(subject: Subject) -> tuple[torch.optim.Optimizer, str] | None:
+    """Return the optimizer of the user's own that reads a number of steps which never changes, and its name.
+
+    The number must be the same after four steps and after eight, and a copy of the optimizer in which it is greater
+    must take another step.
+
+    Cost: nothing for torch's own optimizers; else steps of the optimizer alone.
+    """
+    with subject.pristine(steps=True) as model:
+        try:
+            made = own_optimizers(subject.make_optimizer(model))
+        except SubjectError:
+            return None
+        for optimizer in made:
+            held = [p for g in optimizer.param_groups for p in g["params"] if trees.computable(p)]
+            begun = [p.detach().clone() for p in held]
+            if not held or not _stepped(optimizer, held, begun, seed=1):
+                continue
+            first = _counters(optimizer)
+            if not first or not _stepped(optimizer, held, begun, seed=2):
+                continue
+            last = _counters(optimizer)
+            name = next((key[1] for key, v in first.items() if last.get(key) == v), "")
+            if name and _reads(optimizer, held, begun, name):
+                return optimizer, name
+    return None
+
+
+def _reads(
+    optimizer: torch.optim.Optimizer, held: list[Any], begun: list[torch.Tensor], name: str
+) -> bool:
+    """Say whether the optimizer takes another step where its number of steps is greater."""
+    before = [{k: _apart(v) for k, v in holder.items()} for holder in _holders(optimizer)]
+    made: list[list[torch.Tensor]] = []
+    for more in (0, _MORE):
+        for holder, values in zip(_holders(optimizer), before, strict=True):
+            holder.update({k: _apart(v) for k, v in values.items()})
+            if name in holder:
+                holder[name] = holder[name] + more
+        if not _stepped(optimizer, held, begun, seed=1, steps=1):
+            return False
+        made.append([p.detach().clone() for p in held])
+    return not all(map(trees.same, *made))
+
+
+def _apart(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _holders(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [*(s for s in optimizer.state.values() if isinstance(s, dict)), *optimizer.param_groups]
+
+
+def _counters(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], float]:
+    """Return the numbers of steps that an optimizer keeps, by their places and names."""
+    return {
+        (place, name): float(value)
+        for place, holder in enumerate(_holders(optimizer))
+        for name, value in holder.items()
+        if name in _COUNTERS
+        and (
+            (isinstance(value, torch.Tensor) and value.numel() == 1)
+            or (isinstance(value, int | float) and not isinstance(value, bool))
+        )
+    }
+
+
 def _last_values(subject: Subject, seed: int) -> dict[int, Any]:
     """Return by place each optimizer that has a momentum, with its values before and after its last step."""
     found: dict[int, Any] = {}
@@ -73,11 +143,16 @@ def _last_values(subject: Subject, seed: int) -> dict[int, Any]:
 
 
 def _stepped(
-    optimizer: torch.optim.Optimizer, held: list[Any], begun: list[torch.Tensor], seed: int
+    optimizer: torch.optim.Optimizer,
+    held: list[Any],
+    begun: list[torch.Tensor],
+    seed: int,
+    steps: int = _STEPS,
 ) -> bool:
+    """Take steps with drawn gradients, the last one from the first values; say whether the optimizer allows it."""
     earlier, last = (torch.Generator().manual_seed(n) for n in (seed, 0))
-    for step in range(_STEPS):
-        final = step == _STEPS - 1
+    for step in range(steps):
+        final = step == steps - 1
         for p, value in zip(held, begun, strict=True):
             p.grad = torch.randn(p.shape, generator=last if final else earlier).to(p)
             if final:

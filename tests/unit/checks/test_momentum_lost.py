@@ -124,3 +124,73 @@ def test_the_explanation_leaves_the_model_as_it_was():
     assert not made.check(["weights-update"]).ok
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+class Counting(torch.optim.Optimizer):
+    """An average whose bias is corrected by the number of steps; where that is kept is for the subclasses to say."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.01, "beta": 0.9})
+
+    def count(self, state, group):
+        state["step"] = state.get("step", 0) + 1
+        return state["step"]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                number = self.count(state, group)
+                mean = state.setdefault("mean", torch.zeros_like(p))
+                mean.lerp_(p.grad, 1 - group["beta"])
+                p.sub_(group["lr"] * mean / (1 - group["beta"] ** number))
+
+
+class OfATensor(Counting):
+    def count(self, state, group):
+        return state.setdefault("step", torch.zeros(())).add_(1)
+
+
+class OfTheGroup(Counting):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["t"] = group.get("t", 0) + 1
+        return super().step()
+
+    def count(self, state, group):
+        return group["t"]
+
+
+class Local(Counting):
+    def count(self, state, group):
+        step = state.setdefault("step", torch.zeros(()))
+        step = step + 1  # a local name
+        return step.clamp(min=1)
+
+
+class Once(Counting):
+    def count(self, state, group):
+        return group.setdefault("t", 0) + 1
+
+
+class Unread(Counting):
+    """Nothing depends on the number that it keeps beside the one that counts."""
+
+    def count(self, state, group):
+        state.setdefault("t", 0)
+        return super().count(state, group)
+
+
+@pytest.mark.parametrize("optimizer", [Local, Once])
+def test_a_number_of_steps_that_does_not_grow_is_found(optimizer):
+    (finding,) = found(optimizer)
+    assert finding.code == "steps-not-counted"
+    if optimizer is Local:
+        assert finding.location.text.endswith("# a local name")
+
+
+@pytest.mark.parametrize("optimizer", [Counting, OfATensor, OfTheGroup, Unread, torch.optim.Adam])
+def test_numbers_of_steps_that_grow_or_that_nothing_reads_are_not_blamed(optimizer):
+    assert not found(optimizer)
