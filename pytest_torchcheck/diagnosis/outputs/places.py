@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ...findings import Finding
     from ...probes.positions.spread import Spread
     from ...probes.recorded.operations import Trace
+    from ...probes.recorded.watch import Op
     from ...subject import Subject
 
 
@@ -138,7 +139,8 @@ def told_by(
     if place is None or found is None:
         return place
     if (view := found.reread) is None:
-        return place
+        index = getattr(found, "index", None)
+        return place if index is None else _led_astray(place, index)
     name, dim = view.op.name.rpartition(".")[2], view.rows.dim
     read = f"{list(view.before)} as {list(view.after)}"
     mend = (
@@ -161,6 +163,17 @@ def told_by(
         cause=f"{view.op.name} reads {read} in memory order: it does not move dimensions, and "
         f"scatters the {what} of dimension {dim}",
         fix=mend,
+    )
+
+
+def _led_astray(place: Place, index: Op) -> Place:
+    """Return the operation that takes elements of other samples, with the line that made its index."""
+    made = Culprit("call", index.name, "makes the index", index.location)
+    return replace(
+        place,
+        settings=(made, *place.settings),
+        cause=f"the index by which {place.ran} takes elements leads into other samples",
+        fix=f"add the place where each sample begins to the index{on_line(index.location)}, or take elements per sample",
     )
 
 

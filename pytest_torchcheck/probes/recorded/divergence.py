@@ -11,7 +11,7 @@ from torch import Tensor
 from ..positions.rereading import find_reread, rows_of_labels
 from ..positions.spread import CHOOSING, Spread, first_spread, operands_of, origin
 from .operations import Snapshot, Step, Trace, aligned, changed, error, record
-from .orders import by_place
+from .orders import by_place, made_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,6 +53,7 @@ class Divergence:
         operands: What made the values that it read, in order: where they come from.
         reread: The view before it that took the samples out of their dimension.
         region: The line that entered the checkpointed region which runs it.
+        index: What made the integers by which it takes elements of another sample.
     """
 
     kind: DivergenceKind
@@ -65,6 +66,7 @@ class Divergence:
     operands: tuple[Op, ...] = ()
     reread: Reread | None = None
     region: Location | None = None
+    index: Op | None = None
 
 
 def _divergence(
@@ -253,6 +255,9 @@ def first_mixing(
         f"samples; each element that it read changes with one at most"
     )
     found = _divergence("mixing", base, step, fact, share=count / owners.numel())
+    index = made_index(base, step)
+    if index is not None and index.location not in (None, step.op.location):
+        found = replace(found, index=index, fact=f"{fact}; {index.name} made the index")
     if size is None or size < 2:
         return found
 

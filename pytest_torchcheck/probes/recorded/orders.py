@@ -10,6 +10,8 @@ from ..positions.spread import origin
 from .operations import aligned
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
     from .operations import Step, Trace
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 _CLOSE: Final = 1e-5
 _MOST: Final = 2**22
 """Distances between entries that are computed for one value, at most."""
+_TAKING: Final = frozenset({"__getitem__", "index_select", "gather", "take_along_dim", "embedding"})
 _BACK: Final = 8
 """Operations between two orders that meet and the first result that shows it, at most."""
 
@@ -219,6 +222,21 @@ def by_place(
         if read is not None and (holds is stays or all(map(kept, step.operands))):
             return origin(base, read, holds)[0], what
     return None, ""
+
+
+def made_index(base: Trace, step: Step) -> Op | None:
+    """Return the first operation that had a part in the integers by which a step takes elements; None where it takes none."""
+    if step.op.name.rpartition(".")[2] not in _TAKING:
+        return None
+
+    def integers(places: Iterable[int]) -> int | None:
+        whole = (p for p in places if not base.values[p].dtype.is_floating_point)
+        return next((p for p in whole if base.values[p].dtype != torch.bool), None)
+
+    place, made = integers(step.operands), None
+    while place is not None and (before := base.makers.get(place)) is not None:
+        made, place = before.op, integers(before.operands)
+    return made
 
 
 def _rearranged(one: Tensor | None, two: Tensor | None) -> bool:

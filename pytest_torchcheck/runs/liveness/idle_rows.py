@@ -81,7 +81,9 @@ def _silent_rows(model: nn.Module) -> Iterator[IdleRows]:
         start, stop, period = _block(idle)
         sizes = (period // parts for parts in range(2, _MOST_PARTS + 1) if period % parts == 0)
         least = 1 if period < len(idle) else 2
-        if any(size >= least and start % size == 0 and stop % size == 0 for size in sizes):
+        if start < stop and any(
+            size >= least and start % size == 0 and stop % size == 0 for size in sizes
+        ):
             where = f"{name}.weight" if name else "weight"
             yield IdleRows(name=where, start=start, stop=stop, period=period, total=len(idle))
 

@@ -178,3 +178,34 @@ def test_the_line_of_backward_that_draws_is_named_wherever_the_draw_stands():
     contract = Contract(functions={"redrawn": (Redrawn.apply, (x, 0.5))})
     codes = {f.code: f for f in violated(contract, "gradcheck")}
     assert codes["stochastic-backward"].location.text.endswith("# drawn again")
+
+
+class Scattered(nn.Module):
+    """Nodes of several graphs as one graph, with edges that count from the first node of their own."""
+
+    def __init__(self, shifted):
+        super().__init__()
+        self.shifted, self.mix = shifted, nn.Linear(4, 3)
+
+    def forward(self, x, pairs):
+        count, nodes = x.shape[:2]
+        first = nodes * torch.arange(count)[:, None, None] if self.shifted else 0
+        start, end = (pairs + first).movedim(0, 1).flatten(1)  # counted
+        flat = x.flatten(0, 1)
+        return self.mix(flat + torch.zeros_like(flat).index_add(0, end, flat[start])).view(
+            count, nodes, 3
+        )
+
+
+@pytest.mark.parametrize("shifted", [True, False])
+def test_an_index_that_leads_into_another_sample(shifted):
+    contract = Contract(
+        model=lambda: Scattered(shifted),
+        inputs=("B 5 4", Ints("B 2 E", low=0, high=5)),
+        sizes={"B": (2, 6), "E": (3, 9)},
+    )
+    found = violated(contract, "batch-independence")
+    assert len(found) == (not shifted)
+    if found:
+        assert "leads into other samples" in found[0].cause
+        assert any(c.location and c.location.text.endswith("# counted") for c in found[0].culprits)

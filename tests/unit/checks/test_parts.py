@@ -174,3 +174,16 @@ def test_parts_that_may_be_left_out_on_purpose_are_suspicious(model: type[nn.Mod
 
 def test_parts_that_are_all_read_are_silent() -> None:
     assert told(ReadsEach) == []
+
+
+class ReadsAllButSome(Base):
+    """Columns 2 and 7 of each half do not count: several blocks in one period, which no rows describe."""
+
+    def mixed(self, h: torch.Tensor) -> torch.Tensor:
+        counts = torch.ones(12)
+        counts[[2, 7]] = 0
+        return h.unflatten(-1, (2, 12)).mul(counts).flatten(-2)
+
+
+def test_several_blocks_in_one_period_are_no_block() -> None:
+    assert all(finding.code != "features-unread" for finding in told(ReadsAllButSome))
