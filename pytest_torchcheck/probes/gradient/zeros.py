@@ -155,11 +155,17 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
 
 
 def _only_reader(stopped: Stopped) -> Call | None:
-    """Return the call that picks a part of a result, where nothing else reads it."""
-    reading = [call for call in stopped.output.consumers if call.outputs and not call.shape_only]
-    if len(reading) != 1 or reading[0].op.name.rpartition(".")[2] not in _PICKING:
-        return None
-    return reading[0]
+    """Return the call that picks a part of a result, as it is or unpacked and moved, where nothing else reads it."""
+    value: Value = stopped.output
+    while True:
+        reading = [call for call in value.consumers if call.outputs and not call.shape_only]
+        verb = reading[0].op.name.rpartition(".")[2] if len(reading) == 1 else ""
+        if verb not in (*_PICKING, *_MOVING):
+            return None
+        made = reading[0].outputs[0]
+        if verb in _PICKING and made.tensor.numel() < value.tensor.numel():
+            return reading[0]
+        value = made
 
 
 def _is_one_step(name: str, stopped: Stopped) -> bool:
@@ -172,6 +178,7 @@ def _is_one_step(name: str, stopped: Stopped) -> bool:
 
 
 _RECURRENT = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+_MOVING = ("_pad_packed_sequence", "transpose", "permute", "movedim", "contiguous")
 _PICKING = ("__getitem__", "select", "narrow", "index_select")
 _DIFFERENCES = ("sub", "__sub__", "sub_", "rsub", "__rsub__", "div", "__truediv__", "true_divide")
 _RECTIFIERS = ("relu", "relu_", "threshold", "threshold_", "relu6")

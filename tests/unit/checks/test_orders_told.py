@@ -209,3 +209,39 @@ def test_an_index_that_leads_into_another_sample(shifted):
     if found:
         assert "leads into other samples" in found[0].cause
         assert any(c.location and c.location.text.endswith("# counted") for c in found[0].culprits)
+
+
+class LastWord(nn.Module):
+    """Reads both directions of a recurrence over packed sequences at the last word, or as they end."""
+
+    def __init__(self, ends):
+        super().__init__()
+        self.ends, self.rnn = ends, nn.LSTM(4, 6, batch_first=True, bidirectional=True)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        states, (last, _) = self.rnn(packed)
+        if self.ends:
+            return torch.cat([last[0], last[1]], dim=1)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(states, batch_first=True)
+        return padded[torch.arange(len(x)), lengths - 1]  # one word
+
+
+def test_a_packed_recurrence_that_is_read_at_one_position():
+    lengths = torch.tensor([5, 3, 4, 2])
+
+    def found(ends):
+        contract = Contract(
+            model=lambda: LastWord(ends),
+            batch=((torch.randn(4, 5, 4), lengths), torch.randn(4, 12)),
+            loss=F.mse_loss,
+        )
+        return violated(contract, "gradients-exist")
+
+    (finding,) = found(ends=False)
+    assert finding.code == "grad-zero"
+    assert finding.location.text.endswith("# one word")
+    assert "taken its first step" in finding.cause
+    assert not found(ends=True)
