@@ -11,7 +11,13 @@ import torch
 from pytest_torchcheck.data import labels, pickling, randomness, splits, validity
 from pytest_torchcheck.data.plan import Part, parts
 from pytest_torchcheck.data.reading import Survey, survey
-from pytest_torchcheck.data.relations import blended_labels, faint_bytes, inverted_boxes, mutation
+from pytest_torchcheck.data.relations import (
+    blended_labels,
+    faint_bytes,
+    inverted_boxes,
+    mutation,
+    other_fields,
+)
 from pytest_torchcheck.data.relations import class_names as naming
 from pytest_torchcheck.data.relations import collate_writes as collating
 from pytest_torchcheck.data.relations import confused_samples as confusing
@@ -241,6 +247,11 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
         classes, ignore, wants_float = _declared_labels(subject, part)
         if part.plan.collate_fn is not None or _is_all_input(subject, found):
             wants_float = None  # no label of a sample is the target as it is
+        given = subject.batch() if _has_targets(subject) else None
+        other = other_fields.why_no_label(found, measured, given, wants_float)
+        if other is not None:
+            yield inconclusive(f"{part.prefix}no label can be identified in a sample: {other}")
+            continue
         bad = list(explain.labels_wrong(part, measured, classes, ignore, wants_float))
         if part.is_map_style and len(measured.shape) > 1 and not measured.is_floating:
             mixed = in_data(blended_labels.blended, part, measured.path)
@@ -262,6 +273,10 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
                 f"{part.prefix}{measured.count} labels of {measured.dtype}: {kinds}{within}",
                 evidence={"labels": rows} if rows else None,
             )
+
+
+def _has_targets(subject: Subject) -> bool:
+    return subject.contract.model is not None and subject.contract.has_targets
 
 
 def _is_all_input(subject: Subject, found: Survey) -> bool:
@@ -310,7 +325,7 @@ def _declared_labels(subject: Subject, part: Part) -> tuple[int | None, int, boo
             _IGNORED if spec[0].ignore_index is None else spec[0].ignore_index,
             False,
         )
-    if contract.model is None or not contract.has_targets:
+    if not _has_targets(subject):
         return classes, _IGNORED, None
     targets = subject.batch().targets
     if not isinstance(targets, torch.Tensor):

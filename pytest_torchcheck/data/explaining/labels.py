@@ -125,12 +125,17 @@ def _label_dtype(
         wants_float is False or (classes is not None and wants_float is None and labels.whole)
     ):
         common = _at_giver(part, labels, common, name)
-        yield violated(
+        # fractions may be scaled classes, or a quantity that the step cuts into classes
+        yield (violated if labels.whole else suspicious)(
             "label-dtype",
             f"{part.prefix}{name} gives labels of {labels.dtype} where class indices (int64) are declared",
-            cause="class labels are floats",
+            cause="class labels are floats"
+            if labels.whole
+            else "the labels are fractions: scaled classes, or another quantity",
             because=f"the contract's targets are integers; the samples hold {labels.dtype}",
-            fix="return int(label), or a tensor of torch.long",
+            fix="return int(label), or a tensor of torch.long"
+            if labels.whole
+            else "return the class index (int64), or declare the targets as the dataset gives them",
             **common,
         )
     elif not labels.is_floating and wants_float:
