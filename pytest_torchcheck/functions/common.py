@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 EXACT = 1e-9
 """Relative difference allowed in float64 between two ways to compute the same thing (CHECKS R2)."""
 
+MEANT = "declare promises.StraightThrough"
+"""What to do where a gradient differs on purpose."""
+
 Grads = Mapping[int, Tensor | None]
 
 
@@ -47,3 +50,13 @@ def passes_values(target: Target, call: Call, index: int) -> bool:
         return False
     kept = output == value
     return bool(kept.any()) and output[~kept].unique().numel() <= 2
+
+
+def only_passes_on(target: Target, call: Call) -> bool:
+    """Say whether every output is one of the inputs as it is: such a Function does nothing but to gradients."""
+    run = call.run()
+    given = [v for v in call.values if isinstance(v, Tensor)]
+    return all(
+        any(value.dtype == output.dtype and torch.equal(value, output.detach()) for value in given)
+        for output in (run.outputs[i] for i in target.chosen)
+    )

@@ -20,6 +20,7 @@ from .aspects.subsets import check_subsets
 from .aspects.transforms import check_checkpoint, check_compiled, check_forward_mode, check_vmap
 from .aspects.upstream import check_unwritten, check_upstream
 from .binding import make_call
+from .idle_numbers import switched_on, told
 from .lines import error_line
 from .preparation import prepare
 from .target import Outcome, first_line
@@ -123,9 +124,22 @@ def check_call(
             again = prepare(call, name, redraw=redraw, keep=kept, **options)  # type: ignore[arg-type]
             if not isinstance(again, Finding) and not check_first(again).violated:
                 return [_for_symmetric(again, kept, outcome)]
-    if outcome.findings:
-        return outcome.findings
-    return [_passed(target, outcome)]
+    if not outcome.findings:
+        return [_passed(target, outcome)]
+    for argument, other in switched_on(call):
+        found = check_call(
+            other,
+            name,
+            twice=twice,
+            surrogate=surrogate,
+            autocast=autocast,
+            compiled=compiled,
+            redraw=redraw,
+            only_first=only_first,
+            used_at=used_at,
+        )
+        return told(found, call, argument, other)
+    return outcome.findings
 
 
 def _checked(target: Target, *, twice: bool, autocast: bool, compiled: bool) -> Outcome:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..findings import Culprit, Location
 from ..objects.trees import place_of
 from .arguments import resized
+from .common import MEANT, only_passes_on
 from .lines import computing_lines, gradient_line, line_with
 from .relations.experiments import affine, stale_needs, wrong_saved
 from .relations.jacobians import Block, as_real, numerical, real_size
@@ -183,7 +184,7 @@ def _finding(
         f"({str(target.dtype).removeprefix('torch.')}, step {target.step:g}, rtol {target.rtol:g})",
         cause=_meaning(relation) if meant else relation.cause,
         because=relation.because,
-        fix=relation.fix,
+        fix=_fix_of(relation, meant),
         evidence={
             **relation.evidence,
             "input": names[0],
@@ -226,15 +227,27 @@ _STRAIGHT = re.compile(
 )
 
 
+_ON_PURPOSE = (
+    "gradcheck-factor",
+    "gradcheck-mask",
+    "gradcheck-upstream-ignored",
+    "gradcheck-zero",
+    "upstream-zero",
+)
+"""What a Function that passes its input on does to a gradient: stop or mask it, or add that of another loss."""
+
+
 def _is_meant(target: Target, call: Call, relation: Relation, block: Block) -> bool:
     """Say whether nobody writes such a Function by accident: its only effect is a gradient of its own.
 
     That is so where forward is locally constant or moves in steps (spikes, rounding), where it bounds values
     on both sides and backward passes everything, where a Function that is named as a straight-through
     estimator lets a gradient through, and where forward is the identity and backward multiplies by a
-    constant (gradient reversal and scaling).
+    constant or a mask (gradient reversal, scaling, stopping) or adds to it (a penalty, an auxiliary loss).
     """
     if relation.code == "gradcheck-surrogate":
+        return True
+    if relation.code in _ON_PURPOSE and only_passes_on(target, call):
         return True
     out, size = block.numerical.shape
     same = torch.eye(out, dtype=torch.float64) if out == size else None
@@ -254,6 +267,12 @@ def _meaning(relation: Relation) -> str:
     """Return the cause of a gradient that may be meant: it blames no mask."""
     told = relation.cause.replace("the mask of the gradient is wrong: it", "the gradient")
     return told if told == relation.cause else f"{told}: an estimator, or a mask that is forgotten"
+
+
+def _fix_of(relation: Relation, meant: bool) -> str:
+    """Return the edit, with the way to say that such a gradient is meant."""
+    known = not meant or "promises.StraightThrough" in relation.fix
+    return relation.fix if known else f"{relation.fix}; if it is meant, {MEANT}"
 
 
 def _bounded(value: Tensor, block: Block) -> bool:

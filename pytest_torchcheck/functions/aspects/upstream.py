@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...probes.holding.aliasing import find_alias
-from ..common import line_of, passes_values, tolerance
+from ..common import MEANT, line_of, only_passes_on, passes_values, tolerance
 from ..lines import Trace, first_write, storage_of
 from ..relations.jacobians import as_real, distance
 from ..target import Outcome, Target, first_line
@@ -79,32 +79,37 @@ def _zero(target: Target) -> Outcome:
     if not math.isfinite(size):
         return _zero_over_zero(target, index)
     drawn = run.grads(target.upstream(run))
+    meant = only_passes_on(target, target.call)  # a penalty, the gradient of an auxiliary loss
     if distance(drawn[index], grad) <= tolerance(target):
-        return _ignored(target, index)
+        return _ignored(target, index, meant)
     return target.broken(
         "upstream-zero",
         f"{target.backward} returns a gradient of {name} that is not zero for a zero upstream gradient",
+        doubtful=meant,
         location=line_of(target, index),
         inputs={index: f"up to {size:.3g}"},
         observed=f"upstream 0 gave entries up to {size:.3g}",
         cause="a term of the gradient is not multiplied by grad_output",
         because="backward is linear in the upstream gradient; at 0 it must be 0",
-        fix=f"multiply every term of the gradient of {name} by the upstream gradient of its output",
+        fix=f"multiply every term of the gradient of {name} by the upstream gradient of its output"
+        + (f"; if it is meant, {MEANT}" if meant else ""),
         evidence={"largest": size},
     )
 
 
-def _ignored(target: Target, index: int) -> Outcome:
+def _ignored(target: Target, index: int, meant: bool) -> Outcome:
     name = target.input_name(index)
     return target.broken(
         "gradcheck-upstream-ignored",
         f"{target.backward} returns a gradient of {name} that ignores the upstream gradient",
+        doubtful=meant,
         location=line_of(target, index),
         inputs={index: "the same for every upstream gradient"},
         observed="an upstream of 0 and a random one gave the same gradient",
         cause="backward does not multiply by grad_output",
         because="the gradient did not change with the upstream gradient",
-        fix="multiply by the upstream gradient (the chain rule)",
+        fix="multiply by the upstream gradient (the chain rule)"
+        + (f"; if it is meant, {MEANT}" if meant else ""),
     )
 
 
