@@ -9,10 +9,12 @@ import torch
 
 from ... import sources
 from ...objects import trees
+from ...probes.holding.held_by_models import graph_leaves
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ..facts import copied
 from ..outputs import gap
+from ..variants.woken import woken
 from .few import later_batch
 from .steps import trajectory
 
@@ -55,7 +57,7 @@ def stale_copy(subject: Subject) -> StaleCopy | None:
     for copy, original in pairs.items():
         moved = made.moved.get(original, 0.0)
         stays = copy not in made.buffers and not made.moved.get(copy, 0.0)
-        if moved > 0.0 and stays and _read_instead(subject, copy, original):
+        if moved > 0.0 and stays and _replaces(subject, copy, original):
             return StaleCopy(
                 copy=copy, original=original, moved=moved, methods=_updating(subject.model)
             )
@@ -82,6 +84,33 @@ def _pairs(model: nn.Module) -> dict[str, str]:
         and trees.address(value) != trees.address(parameter)
         and bool((value != value.flatten()[0]).any())
     }
+
+
+def _replaces(subject: Subject, copy: str, original: str) -> bool:
+    """Say whether evaluation reads the copy and not the original, also where no weight of zero hides the original.
+
+    A trained copy beside the frozen one that it began as (an adapter on a pretrained encoder) is often joined
+    by weights that start at zero, or by a gate that is closed at first: both are there to run side by side.
+    """
+    if not _read_instead(subject, copy, original):
+        return False
+    if copy in dict(subject.model.named_parameters()) and _leads_out(subject, original):
+        return False
+    other = woken(subject)
+    return other is None or _read_instead(other[0], copy, original)
+
+
+def _leads_out(subject: Subject, original: str) -> bool:
+    """Say whether a path of the graph leads from a parameter to an output in evaluation mode, whatever its slope."""
+    with subject.pristine(steps=True) as model, torch.enable_grad():
+        model.eval()
+        seed_everything(subject.seed)
+        try:
+            outputs = trees.floats(subject.call(model, later_batch(subject, few=True).clone()))
+        except SubjectError:
+            return False
+        wanted = model.get_parameter(original)
+        return any(leaf is wanted for out in outputs.values() for leaf in graph_leaves(out))
 
 
 def _read_instead(subject: Subject, copy: str, original: str) -> bool:

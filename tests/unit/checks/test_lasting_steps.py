@@ -291,8 +291,58 @@ class Frozen(Net):
         return self.head(h) + (0.1 * F.linear(h, self.first) if self.training else 0)
 
 
+class Adapted(Net):
+    """A frozen head, and a trained copy of it beside it that is joined by what is zero at first."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.adapter = copy.deepcopy(self.head)
+        self.head.requires_grad_(False)
+        self.mix = nn.Linear(2, 2, bias=False)
+        nn.init.zeros_(self.mix.weight)
+        self.scale = nn.Parameter(torch.zeros(()))
+        self.gate, self.join = 0.0, join
+
+    def forward(self, x):
+        h = self.features(x)
+        more = self.adapter(h)
+        joined = {"layer": self.mix, "scale": self.scale.__mul__, "gate": self.gate.__mul__}
+        return self.head(h) + joined[self.join](more)
+
+
+class Shifted(Net):
+    """Holds what its head began as in a buffer; the head shows through a layer that starts at zero."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.register_buffer("first", self.head.weight.detach().clone())
+        self.mix = nn.Linear(2, 2, bias=False)
+        nn.init.zeros_(self.mix.weight)
+        self.where = where
+
+    def forward(self, x):
+        h = self.features(x)
+        shown = self.head(h) if self.training or self.where == "both" else h[:, :2]
+        return F.linear(h, self.first) + self.mix(shown)
+
+
 def test_a_copy_that_no_step_updates_is_found():
     assert found(lambda: Averaged(0.0)) == {"copy-stale": "violated"}
+
+
+def test_a_copy_that_no_step_updates_is_found_behind_a_layer_of_zeros():
+    assert found(lambda: Shifted("training"))["copy-stale"] == "violated"
+
+
+@pytest.mark.parametrize("join", ["layer", "scale", "gate"])
+def test_a_trained_copy_beside_the_frozen_one_is_sound(join):
+    model = Adapted(join)
+    decay = by(torch.optim.AdamW, lr=0.01)  # moves a copy that a closed gate hides
+    assert "copy-stale" not in found(lambda: model, optimizer=decay)
+
+
+def test_what_a_layer_of_zeros_hides_is_measured_with_other_weights():
+    assert "copy-stale" not in found(lambda: Shifted("both"))
 
 
 def test_a_copy_that_a_loop_may_update_is_suspicious():
