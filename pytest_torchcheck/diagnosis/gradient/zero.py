@@ -10,6 +10,7 @@ import torch
 
 from ... import sources
 from ...culprits import parameter
+from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...loop.checkpoints import STEPS
 from ...objects import trees
@@ -19,6 +20,7 @@ from ...probes.gradient.uses import where_parted
 from ...probes.positions.doubled import find_doubled
 from ...probes.recorded.watch import Watch
 from ...runs.again import forward_and_loss
+from ...runs.liveness.closed_gates import closed_gate
 from ...runs.looks import REDRAWS
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -98,7 +100,7 @@ def zero(
             culprits += [Culprit("call", at.op.name, "uses it here", place) for place in parted]
             location = parted[-1]
             cause += f", those of lines {', '.join(str(place.line) for place in parted)}"
-        yield violated(
+        finding = violated(
             "grad-zero",
             f"the gradient of {names_text(group)} is always zero ({len(group)} of {total} parameters)",
             culprits=culprits,
@@ -111,6 +113,24 @@ def zero(
             fix=fix,
             evidence={"kind": kind, "parameters": list(group)},
         )
+        yield _behind_gate(subject, group, kind, finding)
+
+
+def _behind_gate(subject: Subject, names: list[str], kind: str, found: Finding) -> Finding:
+    """Return the finding, which is doubtful where a number of 0 hides the parameters until training raises it.
+
+    The strength of a Function's gradient is there to be raised; another factor is where a method does so.
+    """
+    gate = closed_gate(subject, names) if kind in ("function", "times-zero") else None
+    if gate is None or (kind != "function" and not gate.raised_by):
+        return found
+    by = f": {listed(list(gate.raised_by[:3]))} may raise it" if gate.raised_by else ""
+    return found.replace(
+        status="suspicious",
+        cause=f"{gate.name} is 0 in the model as built{by}",
+        because=f"{found.because}; with another value in {gate.name} the gradient is not zero",
+        fix=f"nothing, if training raises {gate.name}; declare a model in which it has",
+    )
 
 
 def _grouped(
