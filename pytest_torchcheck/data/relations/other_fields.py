@@ -40,7 +40,13 @@ def why_no_label(
         and ((labels.is_floating and found.part.plan.collate_fn is None) or twin is not None)
     ):
         return f"{shape} has other axes than the target of a sample in the contract's batch"
-    if wants_float is None or labels.is_floating == wants_float or not _axes(labels.shape):
+    if wants_float is None or labels.is_floating == wants_float:
+        return None
+    if labels.is_floating and (own := _class_beside(found)) is not None:
+        return (
+            f"{where(own)} holds whole numbers, as the contract's targets are, and {shape} does not"
+        )
+    if not _axes(labels.shape):
         return None
     if labels.is_floating and not labels.whole:
         return f"the contract's targets are whole numbers, and {shape} holds fractions"
@@ -63,6 +69,25 @@ def _twin(found: Survey, labels: Labels) -> str | None:
         ),
         None,
     )
+
+
+def _class_beside(found: Survey) -> str | None:
+    """Return the path of a whole number beside the last field, other than the sample's own index, or None.
+
+    The last field may then be a weight, a score or another quantity of the sample.
+    """
+    for leaf in found.samples[0].inputs:
+        if leaf.is_floating or leaf.dtype == "bool" or _axes(leaf.shape) or leaf.low is None:
+            continue
+        values = [
+            (one.low, sample.index)
+            for sample in found.samples
+            for one in sample.inputs
+            if one.path == leaf.path
+        ]
+        if len({low for low, _ in values}) > 1 and any(low != index for low, index in values):
+            return leaf.path
+    return None
 
 
 def _axes_due(found: Survey, batch: Batch | None) -> set[int] | None:

@@ -125,6 +125,13 @@ def test_views_of_as_many_axes_as_a_map_of_classes_are_no_maps(make):
     assert [f.status for f in _labels(make, MASKS)] == ["inconclusive"]
 
 
+@pytest.mark.parametrize("step", [0.1, 1.0])
+def test_a_weight_beside_the_label_is_no_label(step):
+    found = _labels(lambda i: (_image(i), i % 3, 1.0 + step * (i % 2)), CLASSES)
+    assert [f.status for f in found] == ["inconclusive"]
+    assert "sample[1]" in found[0].summary
+
+
 @pytest.mark.parametrize("lengths", [(6, 6), (6, 9)])
 def test_pairs_of_sentences_are_no_ratings(lengths):
     one, two = lengths
@@ -150,8 +157,9 @@ def test_pairs_of_sentences_have_no_classes_to_lie_beyond():
         (lambda i: (_image(i), (3 * _image(i + 9, 4, 4).sigmoid()).floor()), MASKS),
         (lambda i: (_image(i), (3 * _image(i + 9).sigmoid()).floor()), MASKS),
         (lambda i: (_ids(i), i % 5), RATINGS),
+        (lambda i: (i, _image(i), float(i % 3)), CLASSES),
     ],
-    ids=["number", "row", "mask", "mask with a channel", "whole ratings"],
+    ids=["number", "row", "mask", "mask with a channel", "whole ratings", "index first"],
 )
 def test_labels_of_the_wrong_dtype_are_still_found(make, contract):
     (finding,) = _labels(make, contract)
