@@ -94,10 +94,13 @@ def _steps_along(call: Call, index: int, chosen: Sequence[int]) -> Steps | None:
     def at(place: float) -> Tensor:
         return evaluate(call.replaced(index, moved(value, line, place)), chosen)
 
-    try:
-        return _steps(at, reach)
-    except Exception:  # forward of the user: a value on the line may be outside its domain
-        return None
+    for part in (1.0, 0.5):  # a line through zero may leave the domain of a scale
+        try:
+            if (found := _steps(at, part * reach)) is not None:
+                return found
+        except Exception:  # forward of the user: a value on the line may be outside its domain
+            continue
+    return None
 
 
 def _steps(at: Callable[[float], Tensor], reach: float) -> Steps | None:

@@ -197,3 +197,54 @@ def test_a_wrong_gradient_stays_one(act):
 def test_a_function_that_bounds_gradients_alone():
     found = found_in(Cut.apply)
     assert {f.status for f in found} <= {"suspicious"}, [str(f) for f in found]
+
+
+def _quantised(wrong):
+    class Quantised(torch.autograd.Function):
+        """Rounds to steps of a learned size; the size gets what rounding adds, an estimate."""
+
+        @staticmethod
+        def forward(ctx, x, size):
+            ctx.save_for_backward(x, size)
+            return (x / size).round().clamp(-7, 7) * size
+
+        @staticmethod
+        def backward(ctx, slope):
+            x, size = ctx.saved_tensors
+            steps = x / size
+            inside = steps.abs() <= 7
+            kept = torch.where(inside, steps.round() - steps, 7 * steps.sign())
+            return slope * inside, (slope * kept).sum().reshape(size.shape)
+
+    class Scaled(torch.autograd.Function):
+        """Multiplies by a size, without a step, and forgets a factor."""
+
+        @staticmethod
+        def forward(ctx, x, size):
+            ctx.save_for_backward(x, size)
+            return x / size
+
+        @staticmethod
+        def backward(ctx, slope):
+            x, size = ctx.saved_tensors
+            return slope / size, -(slope * x / size).sum().reshape(size.shape)
+
+    return Scaled if wrong else Quantised
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_learned_size_of_steps_is_estimated(wrong):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+            self.size = nn.Parameter(torch.tensor(0.11))
+
+        def forward(self, x):
+            weight = _quantised(wrong).apply(self.last.weight, self.size)
+            return F.linear(self.first(x).relu(), weight, self.last.bias)
+
+    torch.manual_seed(0)
+    made = Contract(model=Net(), batch=((torch.randn(5, 4),), torch.randn(5, 2)), loss=F.mse_loss)
+    statuses = [f.status for f in made.check(["gradcheck"]).findings]
+    assert ("violated" in statuses) == wrong
