@@ -12,7 +12,7 @@ from ...objects import trees
 from ...record.modes import Functions
 from ...state import seed_everything
 from ...subject.errors import SubjectError
-from ..facts import output_for_loss
+from ..facts import forms, forward_facts, output_for_loss
 from ..outputs import output_rows
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def moved_by_order(subject: Subject) -> Reordered | None:
         return None
     try:
         output = output_for_loss(subject)
+        if forms(trees.tensors(output)) != forms(forward_facts(subject).outputs):
+            return None  # that of training, where the samples may stand elsewhere
         if set(trees.tensors(output)) != set(rows.dims):
             return None
 
