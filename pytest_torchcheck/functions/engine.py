@@ -126,20 +126,22 @@ def check_call(
                 return [_for_symmetric(again, kept, outcome)]
     if not outcome.findings:
         return [_passed(target, outcome)]
-    for argument, other in switched_on(call):
-        found = check_call(
-            other,
-            name,
-            twice=twice,
-            surrogate=surrogate,
-            autocast=autocast,
-            compiled=compiled,
-            redraw=redraw,
-            only_first=only_first,
-            used_at=used_at,
-        )
-        return told(found, call, argument, other)
-    return outcome.findings
+    options = {"twice": twice, "surrogate": surrogate, "autocast": autocast, "compiled": compiled}
+    options |= {"redraw": redraw, "only_first": only_first, "used_at": used_at}
+    return _switched_on(call, name, options) or outcome.findings
+
+
+def _switched_on(call: Call, name: str, options: dict[str, Any]) -> list[Finding]:
+    """Check a call with another number where one of 0 switches a gradient off; nothing where none does."""
+    with randomness_kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for argument, other in switched_on(call):
+                return told(check_call(other, name, **options), call, argument, other)
+        finally:
+            for generator in call.generators:
+                generator.rewind()
+    return []
 
 
 def _checked(target: Target, *, twice: bool, autocast: bool, compiled: bool) -> Outcome:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..objects import trees
 from .relations.jacobians import random_like
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def told(findings: Sequence[Finding], call: Call, place: int, other: Call) -> li
 def _is_zero(value: Any) -> bool:
     """Say whether a plain number, or a tensor that holds one, is 0."""
     if isinstance(value, Tensor):
-        return value.numel() == 1 and not value.requires_grad and not bool(value.any())
+        return value.numel() == 1 and trees.computable(value) and not bool(value.any())
     return isinstance(value, numbers.Real) and value == 0
 
 

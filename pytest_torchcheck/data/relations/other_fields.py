@@ -42,12 +42,10 @@ def why_no_label(
         return f"{shape} has other axes than the target of a sample in the contract's batch"
     if wants_float is None or labels.is_floating == wants_float:
         return None
-    if labels.is_floating and (own := _class_beside(found)) is not None:
-        return (
-            f"{where(own)} holds whole numbers, as the contract's targets are, and {shape} does not"
-        )
     if not _axes(labels.shape):
-        return None
+        own = _class_beside(found) if labels.is_floating else None
+        told = f"holds whole numbers, as the contract's targets are, and {shape} does not"
+        return None if own is None else f"{where(own)} {told}"
     if labels.is_floating and not labels.whole:
         return f"the contract's targets are whole numbers, and {shape} holds fractions"
     if twin is not None:

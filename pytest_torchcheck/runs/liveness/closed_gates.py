@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...objects import trees
 from ...subject.errors import SubjectError
 from ..again import forward_and_loss
 
@@ -63,11 +64,13 @@ def _numbers(model: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
         prefix = f"{path}." if path else ""
         for key, value in (*vars(module).items(), *module.named_buffers(recurse=False)):
             plain = type(value) is float and value == 0
-            held = isinstance(value, torch.Tensor) and value.is_floating_point()
-            if plain or (
-                held and value.numel() == 1 and not value.requires_grad and not value.any()
-            ):
+            if plain or (isinstance(value, torch.Tensor) and _is_zero(value)):
                 yield module, prefix, key
+
+
+def _is_zero(value: torch.Tensor) -> bool:
+    one = value.numel() == 1 and value.is_floating_point() and not value.requires_grad
+    return one and trees.computable(value) and not bool(value.any())
 
 
 def _opened(value: Any) -> Any:

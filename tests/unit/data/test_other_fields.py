@@ -158,8 +158,17 @@ def test_pairs_of_sentences_have_no_classes_to_lie_beyond():
         (lambda i: (_image(i), (3 * _image(i + 9).sigmoid()).floor()), MASKS),
         (lambda i: (_ids(i), i % 5), RATINGS),
         (lambda i: (i, _image(i), float(i % 3)), CLASSES),
+        (lambda i: (i % 4, _image(i), (3 * _image(i + 9, 4, 4).sigmoid()).floor()), MASKS),
     ],
-    ids=["number", "row", "mask", "mask with a channel", "whole ratings", "index first"],
+    ids=[
+        "number",
+        "row",
+        "mask",
+        "mask with a channel",
+        "whole ratings",
+        "index first",
+        "group first",
+    ],
 )
 def test_labels_of_the_wrong_dtype_are_still_found(make, contract):
     (finding,) = _labels(make, contract)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.autograd import Function
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.functions.engine import check_function
 
 
 class Turned(Function):
@@ -212,3 +213,12 @@ def test_what_passes_its_input_on_is_written_for_its_gradient(arguments, code):
     assert "violated" not in [f.status for f in found]
     (finding,) = [f for f in found if f.code == code]
     assert "promises.StraightThrough" in finding.fix
+
+
+def test_random_numbers_go_on_as_before():
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    _found(Turned, X, 0.0)
+    check_function(Turned.apply, (X, 0.0))
+    assert torch.equal(torch.rand(3), expected)
