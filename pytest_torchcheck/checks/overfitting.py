@@ -29,11 +29,13 @@ from ..runs.overfitting.one_batch import (
     spread_of_losses,
 )
 from ..runs.overfitting.reach import (
+    Outputs,
     climb,
     few_parameters,
     hopeless,
     outputs_in_double,
     residual_lost,
+    told_apart,
 )
 from ..runs.overfitting.tangent import tangent
 from ..subject.errors import SubjectError
@@ -181,18 +183,19 @@ def _judge(
             f"{len(best.losses)} steps ({floor})",
             evidence=shown,
         )
-    return _not_learnt(subject, floor, attempts, best, budget, shown)
+    return _not_learnt(subject, seen, attempts, best, budget, shown)
 
 
 def _not_learnt(
     subject: Subject,
-    floor: Floor,
+    seen: Look,
     attempts: list[Attempt],
     best: Attempt,
     budget: Budget,
     shown: dict[str, Any],
 ) -> Finding:
     """Look for evidence of a mistake where no run has reached the goal."""
+    floor = seen.floor
     runs = f"best of {len(attempts)} runs ({best.name})" if len(attempts) > 1 else best.name
     observed = (
         f"{runs}: loss {best.losses[0]:.4g} -> {min(best.finite, default=math.nan):.4g} in "
@@ -205,11 +208,16 @@ def _not_learnt(
             evidence=shown,
         )
     batch = small_batch(subject)
-    found = outputs_in_double(subject, batch, budget)
-    if found.unmoved and best.finite and _fell(best):
+    fell = bool(best.finite) and _fell(best)
+    if fell and told_apart(subject, batch):
+        found = Outputs(same=None, unmoved=False)
+    else:
+        found = outputs_in_double(subject, batch, budget)
+    if fell:
         # what is rounded or has a threshold may be equal at two weights, and follows them in training
         found = replace(found, unmoved=False)
-    lost = residual_lost(subject, batch, budget)
+    # a loss that fell by the gradients of its outputs alone has moved parameters through them
+    lost = not (fell and seen.through) and residual_lost(subject, batch, budget)
     wrong = explain.stuck(subject, observed, found, shown, lost=lost)
     if wrong is not None:
         return wrong

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
@@ -270,9 +270,9 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def nodes_of(*roots: Any, most: int = 200_000) -> set[Any]:
-    """Return every autograd node that ``roots`` (nodes or None) reach."""
-    seen: set[Any] = set()
+def nodes_of(*roots: Any, most: int = 200_000, beyond: Collection[Any] = ()) -> set[Any]:
+    """Return every autograd node that ``roots`` (nodes or None) reach, without a way through those of ``beyond``."""
+    seen: set[Any] = set(beyond)
     stack = [root for root in roots if root is not None]
     while stack and len(seen) < most:
         node = stack.pop()

@@ -12,6 +12,7 @@ from ...objects import trees
 from ...probes.loss import floors
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.own import labels_of
+from ...probes.recorded.watch import nodes_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
@@ -89,11 +90,13 @@ class Look:
         loss: Value of the loss; NaN where it is no scalar with a graph.
         floor: Its floor.
         slope: Sum of the absolute values of all gradients: how fast a step of Adam lowers the loss.
+        through: Whether all gradients came through the outputs: the loss reads no parameter by itself.
     """
 
     loss: float
     floor: Floor
     slope: float
+    through: bool = False
 
 
 def runs_whole_alone(subject: Subject) -> bool:
@@ -158,7 +161,7 @@ def look_from(subject: Subject, model: nn.Module, batch: Batch, budget: Budget) 
         loss = subject.compute_loss(output, batch)
         if loss.dim() or not loss.requires_grad or not bool(torch.isfinite(loss)):
             return Look(loss=math.nan, floor=UNKNOWN, slope=0.0)
-        known = floors.Floor(loss)
+        known, through = floors.Floor(loss), _through(output, loss)
         try:
             with subject.phase("backward", batch):
                 loss.backward()
@@ -175,7 +178,15 @@ def look_from(subject: Subject, model: nn.Module, batch: Batch, budget: Budget) 
         floor = UNKNOWN if freed is None else _descended(subject, batch, freed, budget)
         if first <= floor.value:
             floor = Floor(value=-math.inf, bounded=False, known=False)
-    return Look(loss=first, floor=floor, slope=slope)
+    return Look(loss=first, floor=floor, slope=slope, through=through)
+
+
+def _through(output: Any, loss: torch.Tensor) -> bool:
+    """Say whether a loss reaches parameters through the tensors of an output only."""
+    made = {t.grad_fn for t in trees.floats(output).values()} - {None}
+    return not any(
+        type(node).__name__ == "AccumulateGrad" for node in nodes_of(loss.grad_fn, beyond=made)
+    )
 
 
 def steepness(model: nn.Module) -> float:

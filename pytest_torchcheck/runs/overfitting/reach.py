@@ -14,6 +14,7 @@ from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
 from ...subject.optimizers import optimizers_of
 from ..double import jittered
+from ..facts import outputs
 from .one_batch import FORWARD, small_batch
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _DRAWN_FLOATS, _DRAWN_LABELS = 64, 1024
 """More random targets than these are not memorised within a budget of some steps."""
 _EQUAL_GRADIENT = 1e-9  # of the largest element of a parameter's gradient
 _EQUAL = 1e-12  # of the largest element, in float64: no more than the order of additions
+_CLEAR = 1e-3  # of the largest element, in float32: far more than rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,27 @@ def _twins(subject: Subject, batch: Batch) -> bool:
     return any(
         len(torch.unique(targets[groups == group], dim=0)) > 1
         for group in torch.unique(groups).tolist()
+    )
+
+
+def told_apart(subject: Subject, batch: Batch) -> bool:
+    """Say whether the outputs of a plain evaluation clearly differ wherever targets do.
+
+    What is equal by structure is equal at all weights, and need not be looked for in float64 then.
+    """
+    targets = [trees.dense(t) for t in trees.tensors(batch.targets).values()]
+    if not targets:
+        return True
+    try:
+        made = trees.floats(outputs(subject, batch))
+    except SubjectError:
+        return False
+    return not any(
+        values.shape[axis] > 1
+        and any(_differs(target, axis, values.shape[axis]) for target in targets)
+        and _constant(values, axis, _CLEAR)
+        for values in map(trees.dense, made.values())
+        for axis in range(values.dim())
     )
 
 
@@ -232,9 +255,9 @@ def _tells_apart(values: torch.Tensor, size: int) -> bool:
     return any(n == size and not _constant(values, d) for d, n in enumerate(values.shape))
 
 
-def _constant(values: torch.Tensor, axis: int) -> bool:
+def _constant(values: torch.Tensor, axis: int, share: float = _EQUAL) -> bool:
     gap = float((values - values.narrow(axis, 0, 1)).abs().max())
-    return gap <= _EQUAL * float(values.abs().max())
+    return gap <= share * float(values.abs().max())
 
 
 def _differs(target: torch.Tensor, axis: int, size: int) -> bool:
