@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from ..findings import Finding
+    from ..runs.training.observation import Observation
     from ..runs.training.steps import Trajectory
     from ..subject import Subject
 
@@ -272,7 +273,10 @@ def seeding(subject: Subject) -> Iterator[Finding]:
         if finding is not None:
             yield finding
             return
-    if consumed and (noise := shared_noise(subject)) is not None:
+    watched: Observation | None = subject.cache.get("observation")
+    # a dropout of values with a gradient draws for each of them
+    draws = consumed and (watched is None or bool(watched.signals.drawn))
+    if draws and (noise := shared_noise(subject)) is not None:
         yield explain.shared_noise(subject, noise)
         return
     what = (

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..state import seed_everything
 from ..subject.errors import SubjectError
+from .numbers.signal_facts import DRAWS, FILLS
 from .perturbing import around_one
 from .recorded.watch import Op, Watch, name_of, tensors_in
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from ..subject import Subject
 
-_FILLS: Final = frozenset({"uniform", "normal", "bernoulli", "exponential", "log_normal", "cauchy"})
-_DRAWS: Final = _FILLS | {"rand", "randn", "rand_like", "randn_like", "dropout", "alpha_dropout"}
 _SUMS: Final = frozenset({"add", "sub", "radd", "rsub", "iadd", "isub"})
 _PRODUCTS: Final = frozenset({"mul", "multiply", "imul", "rmul", "div", "true_divide", "idiv"})
 _CHOICES: Final = frozenset({"where", "masked_fill"})
@@ -122,9 +121,7 @@ class SharedNoiseWatch(Watch):
         given = list(tensors_in((args, kwargs)))
         known = [self._of(self._pure, tensor) for tensor in given]
         fresh = not given or short.endswith("_like") or short.startswith("new_")
-        drawn = short in _DRAWS and (
-            fresh or all(known) or (short in _FILLS and name.endswith("_"))
-        )
+        drawn = short in DRAWS and (fresh or all(known) or (short in FILLS and name.endswith("_")))
         if drawn:
             self._pure[id(result)] = _Known(weakref.ref(result), self.op(name), result.numel())
         elif fresh:

@@ -37,15 +37,19 @@ def jittered(subject: Subject, *, seed: int) -> Iterator[nn.Module]:
     kept = subject.pristine(steps=True) if wide else contextlib.nullcontext()
     with kept, subject.in_double() as model:
         torch.set_default_dtype(torch.float64)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.device.type == "meta" or not parameter.numel():
-                    continue
-                if not (parameter.is_floating_point() or parameter.is_complex()):
-                    continue
-                _move(parameter, generator)
+        jitter(model, seed=seed)
         yield model
+
+
+@torch.no_grad()
+def jitter(model: nn.Module, *, seed: int) -> None:
+    """Move every parameter at random by a twentieth of its size, the same way in every dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.device.type == "meta" or not parameter.numel():
+            continue
+        if parameter.is_floating_point() or parameter.is_complex():
+            _move(parameter, generator)
 
 
 def _move(parameter: torch.Tensor, generator: torch.Generator) -> None:

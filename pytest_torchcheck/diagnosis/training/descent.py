@@ -12,7 +12,8 @@ from ...findings import Culprit, Finding
 from ...probes.gradient.provenance import find_stops
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.again import forward_and_loss
-from ...runs.losses.slopes import SURE, surrogates
+from ...runs.losses.followed import SURE
+from ...runs.losses.slopes import surrogates
 from ...verdicts import inconclusive, not_applicable, suspicious, violated
 from ..gradient.cuts import CAUSES, fix_of, kind_at
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.gradient.provenance import GraphCut
     from ...probes.recorded.watch import Op
-    from ...runs.losses.slopes import Descent
+    from ...runs.losses.followed import Descent
     from ...subject import Subject
 
 _CUTS = ("detach", "data", "no-grad", "item", "numpy", "recreated", "derivative")

@@ -128,6 +128,7 @@ class Signals:
         views: How many views of two dimensions or more were taken.
         moved: Those of them that move a dimension.
         idle_choices: Choices by index among copies of one entry, which a layer computed.
+        drawn: Functions that drew random numbers, other than for a dropout of values with a gradient.
     """
 
     taps: list[Tap] = field(default_factory=list)
@@ -142,11 +143,15 @@ class Signals:
     views: int = 0
     moved: list[Moved] = field(default_factory=list)
     idle_choices: list[IdleChoice] = field(default_factory=list)
+    drawn: set[str] = field(default_factory=set)
 
 
 _PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm"})
 _KEEPING = frozenset({"dropout", "contiguous", "clone", "to"})
 WATCHED = _PRODUCTS | _KEEPING | {"softmax", "einsum"}
+FILLS = frozenset({"uniform", "normal", "bernoulli", "exponential", "log_normal", "cauchy"})
+DRAWS = FILLS | {"rand", "randn", "rand_like", "randn_like", "dropout", "alpha_dropout"}
+"""What draws random numbers, without the underscore of what does so in place."""
 
 Product = tuple[Tensor, int, int, "Location | None"]
 

@@ -22,7 +22,7 @@ from ..recorded.watch import (
     unseen,
     version_of,
 )
-from .signal_facts import WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
+from .signal_facts import DRAWS, WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
 from .views import CHOICES, SEEN, Copies, Views
 
 if TYPE_CHECKING:
@@ -237,6 +237,9 @@ class SignalWatch(Watch):
         if outside:
             source = None
             given = operands(args, kwargs)
+            if (short := name.rstrip("_")) in DRAWS:
+                trained = "dropout" in short and any(t.requires_grad for t in given)
+                self.seen.drawn |= set() if trained else {short}
             self._reads.given(given)
             if name != "__get__":
                 self._reads.returned(name, given, result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +16,9 @@ from ...state import ModuleState, has_drawn, random_states, seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
 from ...subject.remembered import remembered
-from ..double import jittered
+from ..double import jitter, jittered
+from ..training.few import how_few
+from .followed import APART, CLOSE, CLOSE_ROUNDED, EXACT, FIRST, ROUNDED, Descent, Slope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,120 +29,14 @@ if TYPE_CHECKING:
     from ...probes.recorded.watch import Op
     from ...subject import Subject
 
-FIRST = 1e-5
-"""Relative step of every parameter up to which the curvature is far below the tolerance."""
-EXACT = (FIRST, 1e-3, 1e-6)
-"""The steps, in this order: casts to float32 within the model need a larger, curvature a smaller one."""
-ROUNDED = (1e-3, 3e-4, 3e-3)
-"""The steps where the loss itself comes out in float32, as of logits that a model casts."""
 _STEEP, _STEEP_ROUNDED = 1e-3, 3.0
 """Times the loss: such a slope stands out of the rounding at the smallest of the steps, which then comes first."""
-CLOSE, CLOSE_ROUNDED = 1e-4, 1e-3
-"""A ratio that misses 1 by no more holds: in float64; at the largest step."""
-APART = 3e-4
-"""A ratio that misses 1 by more, at two steps alike, does not."""
-SURE = 0.01
-"""Below it, what misses 1 and is not explained may be rounding within the model."""
-_ALIKE = 0.1  # of the distance to 1: by so much may the ratios of two steps differ
-_ONE_SIDED = (
-    0.5  # of what is missing: by so much may the slopes of both sides differ; else there is a kink
-)
-_MANY = (
-    20 * CLOSE
-)  # of the slope: so much between both sides is too much at a tenth of the step, too
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
+_Ways = dict[str, torch.Tensor]
 _TOLD = 8  # so many parameters whose slope is another are looked for
 _SAMPLES = 3
 """Of two values a statistic over the batch keeps no more than which is larger, and passes no gradient on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slope:
-    """The loss at one step to both sides.
-
-    Attributes:
-        step: By what share of its own size each parameter moves.
-        ahead: Slope of the loss along the gradient, from the point on.
-        behind: Slope up to the point.
-    """
-
-    step: float
-    ahead: float
-    behind: float
-
-    @property
-    def middle(self) -> float:
-        """Slope from both sides, with an error of the second order."""
-        return (self.ahead + self.behind) / 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Descent:
-    """What the gradient says of the loss, and what the loss does.
-
-    Attributes:
-        loss: At the point where the gradient was taken.
-        promised: The slope that the gradient says.
-        slopes: The measured ones, the first step first.
-        refused: Why nothing was measured, or empty.
-        nodes: Names of the custom autograd Functions in the graph.
-        casts: Whether the graph may round to float32 on its way: a cast, or a custom Function.
-        narrow: Whether the loss comes out in float32.
-        random: Whether the forward draws random numbers; only asked where the first slope misses.
-        steady: Whether a second evaluation gives the same loss; only asked where the slopes miss.
-        wrong: By the name of a parameter, its measured slope as a share of what its gradient says;
-            only of those that miss.
-    """
-
-    loss: float = math.nan
-    promised: float = 0.0
-    slopes: tuple[Slope, ...] = ()
-    refused: str = ""
-    nodes: tuple[str, ...] = ()
-    casts: bool = False
-    narrow: bool = False
-    random: bool = False
-    steady: bool = True
-    wrong: dict[str, float] = field(default_factory=dict)
-
-    def ratio(self, slope: Slope) -> float:
-        """Return a measured slope as a share of the promised one."""
-        return slope.middle / self.promised
-
-    @property
-    def compared(self) -> tuple[Slope, Slope]:
-        """The first step and the smallest other one; the first twice where there is no other."""
-        return self.slopes[0], min(self.slopes[1:] or self.slopes, key=lambda slope: slope.step)
-
-    @property
-    def holds(self) -> bool:
-        """Say whether some step shows the promised slope."""
-        near = any(abs(self.ratio(s) - 1) <= CLOSE for s in self.slopes if s.step <= FIRST)
-        far = any(abs(self.ratio(s) - 1) <= CLOSE_ROUNDED for s in self.slopes if s.step > FIRST)
-        # where the loss is rounded, what misses by less could not be told from it
-        rounded = self.narrow and abs(self.ratio(self.slopes[0]) - 1) < SURE
-        return near or rounded or (far and self.measured is None)
-
-    @property
-    def kinked(self) -> bool:
-        """Say whether kinks explain what the first step misses, too many for a smaller one to show the slope."""
-        first = self.slopes[0]
-        gap = abs(first.ahead - first.behind) / self.promised
-        return gap > max(_ONE_SIDED * abs(self.ratio(first) - 1), _MANY)
-
-    @property
-    def measured(self) -> float | None:
-        """The share of the promised slope, where two steps agree that it is not 1; or None."""
-        first, again = self.compared
-        missing = abs(self.ratio(first) - 1)
-        if first is again or missing < (SURE if self.narrow else APART):
-            return None
-        small = min(first, again, key=lambda slope: slope.step)
-        if abs(small.ahead - small.behind) > _ONE_SIDED * missing * self.promised:
-            return None  # a kink
-        ratio = self.ratio(first)
-        return ratio if abs(ratio - self.ratio(again)) <= _ALIKE * missing else None
 
 
 class _Losses:
@@ -172,25 +68,15 @@ class _Losses:
         cast = trees.substitute(output, {key: t.float() for key, t in wide.items()})
         return self._subject.compute_loss(cast, batch.to(dtype=torch.float32))
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Take the gradients in float32, each with the length of its step."""
-        ways: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        handles = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(_take, ways, name))
-            for name, parameter in self._model.named_parameters()
-            if parameter.requires_grad
-        ]
-        try:
-            loss.backward()
-        finally:
-            for handle in handles:
-                handle.remove()
-        for name, (parameter, way) in ways.items():
+    def along(self, ways: _Ways) -> None:
+        """Take the directions in which parameters move, each with the length of its step."""
+        parameters = dict(self._model.named_parameters())
+        for name, way in ways.items():
             wide = torch.complex128 if way.is_complex() else torch.float64
             size = float(torch.linalg.vector_norm(way, dtype=wide))
-            reach = float(torch.linalg.vector_norm(parameter.detach()))
+            reach = float(torch.linalg.vector_norm(parameters[name].detach()))
             if size > 0 and reach > 0 and math.isfinite(size):
-                self._moves[name] = (parameter, way, reach / size)
+                self._moves[name] = (parameters[name], way, reach / size)
                 self.promises[name] = reach * size
             elif not math.isfinite(size):
                 self.promises[name] = math.nan
@@ -198,6 +84,15 @@ class _Losses:
     def step(self, step: float, names: Iterable[str] | None = None) -> None:
         """Move some parameters, or all, along their gradients by a share of their size."""
         _move([self._moves[name] for name in (self._moves if names is None else names)], step)
+
+    def around(self, step: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss ahead and behind, at a step to both sides."""
+        self.step(step)
+        ahead = self.now()
+        self.step(-2 * step)
+        behind = self.now()
+        self.step(step)
+        return ahead, behind
 
     def draws(self) -> bool:
         """Say whether a forward draws random numbers."""
@@ -236,14 +131,27 @@ class _Losses:
         return Slope(step=step, ahead=ahead, behind=behind)
 
 
-def _take(
-    ways: dict[str, tuple[torch.Tensor, torch.Tensor]], name: str, parameter: torch.Tensor
-) -> None:
-    gradient, parameter.grad = parameter.grad, None
-    if gradient is not None and parameter.numel():
-        gradient = trees.dense(gradient)
-        narrow = torch.complex64 if gradient.is_complex() else torch.float32
-        ways[name] = parameter, gradient.to(narrow)
+def _ways(model: nn.Module, loss: torch.Tensor) -> _Ways:
+    """Run backward; return the gradients in float32 by the names of their parameters."""
+    ways: _Ways = {}
+
+    def take(name: str, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None and parameter.numel():
+            gradient = trees.dense(gradient)
+            ways[name] = gradient.to(torch.complex64 if gradient.is_complex() else torch.float32)
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(functools.partial(take, name))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        loss.backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ways
 
 
 @torch.no_grad()
@@ -255,7 +163,8 @@ def _move(chosen: list[tuple[torch.Tensor, torch.Tensor, float]], step: float) -
 def few_samples(subject: Subject) -> Batch:
     """Return the base batch, cut to a few samples where that is possible."""
     batch = subject.batch()
-    return subject.few(batch, _SAMPLES, aligned=True) or batch
+    many = how_few(subject, batch, 2 * _SAMPLES) < _SAMPLES  # targets of each sample
+    return subject.few(batch, 2 if many else _SAMPLES, aligned=True) or batch
 
 
 @remembered("descent")
@@ -263,10 +172,72 @@ def descent(subject: Subject) -> Descent:
     """Compare the slope of the loss along its gradient with the gradient; cached.
 
     The weights are moved a little at random first, away from ties and zero-initialised parts. Each
-    parameter moves along its gradient by the same share of its size. One forward and backward and
-    one forward in float64, a second where its slope is not the promised one; where that misses, two
-    at other steps each, and, where two steps agree on another slope, two for some parameters.
+    parameter moves along its gradient by the same share of its size. One forward and backward in float32
+    and two forwards in float64; where that leaves a doubt, the gradient is taken in float64 too.
     """
+    return _single(subject) or _double(subject)
+
+
+def _single(subject: Subject) -> Descent | None:
+    """Compare with the gradient that the model has in float32; None where that does not settle it."""
+    watched = subject.cache.get("observation")
+    floats = {p.dtype for p in subject.model.parameters()}
+    if floats != {torch.float32} or watched is None or watched.signals.drawn:
+        return None  # what is drawn in another dtype is something else
+    batch = few_samples(subject)
+    try:
+        with subject.pristine(steps=True, train=True) as model, torch.enable_grad():
+            jitter(model, seed=subject.seed)
+            clear_gradients(model)
+            seed_everything(subject.seed)
+            given = batch.clone()
+            loss = subject.compute_loss(subject.call(model, given), given)
+            if loss.dim() or not loss.requires_grad:
+                return None
+            ways = _ways(model, loss)
+        with jittered(subject, seed=subject.seed) as model:
+            losses = _Losses(subject, model, batch.to(dtype=torch.float64))
+            losses.along(ways)
+            return _settled(losses, float(loss.detach()))
+    except (SubjectError, RuntimeError):
+        return None
+
+
+def _settled(losses: _Losses, loss: float) -> Descent | None:
+    promised = sum(losses.promises.values())
+    if not math.isfinite(promised) or promised <= _SMALLEST * abs(loss):
+        return None
+    step = _steps(False, promised, loss)[0]
+    with torch.no_grad():
+        ahead, behind = losses.around(step)
+        if narrow := ahead.dtype == torch.float32:
+            step = _steps(True, promised, loss)[0]
+            ahead, behind = losses.around(step)
+    if ahead.dtype not in (torch.float64, torch.float32):
+        return None
+    middle = (float(ahead) - float(behind)) / (2 * step)
+    found = Descent(loss=loss, promised=promised, narrow=narrow)
+    if abs(middle / promised - 1) <= (CLOSE_ROUNDED if narrow else CLOSE):
+        return replace(found, slopes=(Slope(step=step, ahead=middle, behind=middle),))
+    with torch.enable_grad():
+        value = losses.now()
+        if value.dim() or not value.requires_grad:
+            return None
+        loss, nodes = float(value.detach()), custom_functions(value)
+        found = replace(
+            found, loss=loss, nodes=nodes, casts=narrow or bool(nodes) or _rounds(value),
+            slopes=(Slope(
+                step=step, ahead=(float(ahead) - loss) / step, behind=(loss - float(behind)) / step,
+            ),),
+        )  # fmt: skip
+        del value
+    with torch.no_grad():
+        found = _slopes(losses, found)
+    return found if found.holds or found.measured is None else None
+
+
+def _double(subject: Subject) -> Descent:
+    """Compare with the gradient in float64."""
     batch = few_samples(subject).to(dtype=torch.float64)
     try:
         with jittered(subject, seed=subject.seed) as model:
@@ -289,7 +260,7 @@ def descent(subject: Subject) -> Descent:
                 nodes = custom_functions(value)
                 casts = narrow or bool(nodes) or _rounds(value)
                 found = Descent(loss=float(value.detach()), nodes=nodes, casts=casts, narrow=narrow)
-                losses.backward(value)
+                losses.along(_ways(model, value))
                 return _compared(losses, found)
     except SubjectError as error:
         return Descent(refused=f"the {error.phase} raises {type(error.error).__name__} in float64")
@@ -306,30 +277,42 @@ def _unwritten(model: nn.Module, before: list[torch.Tensor]) -> bool:
     return all(map(trees.same, (p.detach() for p in model.parameters()), before))
 
 
+def _steps(narrow: bool, promised: float, loss: float) -> tuple[float, ...]:
+    """Return the steps in the order in which they are taken."""
+    steps = ROUNDED if narrow else EXACT
+    steep = promised >= (_STEEP_ROUNDED if narrow else _STEEP) * abs(loss)
+    return tuple(sorted(steps)) if steep else steps
+
+
+def _slopes(losses: _Losses, found: Descent) -> Descent:
+    """Measure at one step after the other, until one says enough; a slope at the first of them may be known."""
+    first, *others = _steps(found.narrow, found.promised, found.loss)
+    close = CLOSE_ROUNDED if found.narrow else CLOSE
+    for step in (first, *sorted(others)):
+        if [slope.step for slope in found.slopes] != [step]:
+            slope = losses.slope(step, found.loss, promised=found.promised, close=close)
+            found = replace(found, slopes=(*found.slopes, slope))
+        # a step that is larger than the first tells of nothing but rounding
+        exact = not found.casts and (len(found.slopes) > 1 or found.kinked)
+        if found.holds or found.measured is not None or exact:
+            break
+    return found
+
+
 def _compared(losses: _Losses, found: Descent) -> Descent:
     loss, promised = found.loss, sum(losses.promises.values())
     if not (math.isfinite(loss) and math.isfinite(promised)):
         return Descent(refused="loss or gradient is not finite in float64")
     if promised <= _SMALLEST * abs(loss):
         return Descent(refused="the gradient is zero, or too small to be measured")
-    first, *others = ROUNDED if found.narrow else EXACT
-    if promised >= (_STEEP_ROUNDED if found.narrow else _STEEP) * abs(loss):
-        first, *others = sorted((first, *others))
-    close = CLOSE_ROUNDED if found.narrow else CLOSE
-    found = replace(found, promised=promised)
-    for step in (first, *sorted(others)):
-        slope = losses.slope(step, loss, promised=promised, close=close)
-        found = replace(found, slopes=(*found.slopes, slope))
-        # a step that is larger than the first tells of nothing but rounding
-        exact = not found.casts and (len(found.slopes) > 1 or found.kinked)
-        if found.holds or found.measured is not None or exact:
-            break
+    found = _slopes(losses, replace(found, promised=promised))
     if found.holds or found.measured is None:
         return found
     again = float(losses.now().detach())
     steady = abs(again - loss) <= (1e-6 if found.narrow else _STEADY) * abs(loss)
     if not steady:
         return replace(found, steady=False)
+    first = found.slopes[0].step
     return replace(found, random=losses.draws(), wrong=_wrong(losses, loss, promised, first))
 
 
@@ -384,7 +367,7 @@ def surrogates(subject: Subject, names: Iterable[str]) -> list[Op]:
         with jittered(subject, seed=subject.seed) as model, torch.enable_grad():
             clear_gradients(model)
             losses = _Losses(subject, model, batch)
-            losses.backward(losses.now())
+            losses.along(_ways(model, losses.now()))
             with Held(model) as here:
                 losses.now()
             ways: list[list[str] | None] = [[name] for name in names]
