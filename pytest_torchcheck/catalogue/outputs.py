@@ -30,16 +30,19 @@ CHECKS: tuple[Check, ...] = (
         check(
             "batch-independence",
             "A sample's output does not depend on other samples or on its position in the batch.",
-            cost="3 F of four samples and 1 F of two in eval mode; 2 more in float64 only where bits "
-            "differ; as many again where weights start at zero",
+            cost="2 F of four samples and 1 F of two in eval mode; 2 more where bits differ, and 2 in float64; "
+            "as many again where weights start at zero",
         ),
+    ),
+    *family(
+        "sizes",
         check(
             "batch-sizes",
             "Other sizes of the declared symbols work, and a batch of one gives the same "
             "output as in a larger batch.",
             cost="1 F for each of the drawn sizes, up to 16 F of the smallest batch over the ranges of "
             "other sizes, 1 F for the batch of one, and up to 4 F of three samples; 2 more in float64 only "
-            "where bits differ; a declared step once",
+            "where bits differ between larger batches; a declared step once",
         ),
     ),
     *family(

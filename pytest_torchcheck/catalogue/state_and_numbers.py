@@ -119,7 +119,7 @@ CHECKS: tuple[Check, ...] = (
         axes="device",
     ),
     *family(
-        "determinism",
+        "machines.determinism",
         check(
             "deterministic-algorithms",
             "Under torch.use_deterministic_algorithms a step runs and gives the same result "

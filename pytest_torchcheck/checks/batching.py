@@ -1,4 +1,4 @@
-"""Samples keep to themselves, and batches of other sizes work."""
+"""Samples keep to themselves, among whichever others, at whichever place."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from torch import nn
 
 from ..batches.rows import choose_rows
 from ..codes import behaviour as explain
-from ..late import Late
 from ..objects import trees
-from ..runs.facts import copied, forward_facts, kept_by, outputs
+from ..runs.facts import copied, forward_facts, outputs
 from ..runs.outputs import Rows, floating_from, gaps_between, output_rows
-from ..runs.remembering import remembered
 from ..runs.time_first import other_batch_dim
-from ..runs.variants.largest import at_batch, sizes_of, told_apart
 from ..runs.variants.orders import another_first
 from ..runs.variants.woken import also_woken
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
-from .steps.fewer import size_of_all, step_of_fewer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,20 +28,20 @@ if TYPE_CHECKING:
     from ..subject import Subject
 
 
-examples = Late("strategies.sequence:examples")
-sweep = Late("strategies.sequence:sweep")
-"""These draw batches of other sizes; a run that draws none does not import Hypothesis."""
-
-
 EXACT = 1e-9
 """Largest relative difference in float64 that reordering of sums explains (CHECKS R2)."""
 
 ROUNDING = 3e-4
 """The same in float32, for models that do not run in float64."""
 
-_ROUNDED = 1e-5
+ROUNDED = 1e-5
 """Difference in float32 between kernels for other sizes: 1.4e-6 was measured (CHECKS E2), more in
 deep models."""
+
+_KEPT = (
+    "{} outputs: the first of {} samples does not depend on the others, and samples keep their "
+    "outputs in another order"
+)
 
 _FEW = 4  # samples that are mixed with each other and put in another order
 
@@ -64,10 +60,11 @@ def is_stochastic(subject: Subject) -> bool:
 
 def batch_independence(subject: Subject) -> Iterator[Finding]:
     """Replace the neighbours of the first sample, and change the order of the samples."""
-    yield from also_woken(subject, _independence)
+    yield from also_woken(subject, independence)
 
 
-def _independence(subject: Subject) -> Iterator[Finding]:
+def independence(subject: Subject) -> Iterator[Finding]:
+    """Do what :func:`batch_independence` does, at the weights as they are."""
     subject.batch()  # where it cannot be made, that is what is told
     if subject.contract.batch_dim is None or subject.source.batch_symbol is None:
         yield not_applicable("the inputs have no batch dimension")
@@ -92,6 +89,9 @@ def _independence(subject: Subject) -> Iterator[Finding]:
     if batch is not subject.batch():
         fresh = subject.source.rows(fresh, torch.arange(size))
     refused, others = "", None
+    if _undisturbed(subject, batch, fresh, rows, known):
+        yield passed(_KEPT.format(len(rows.dims), size))
+        return
     try:
         mixed = _replace(subject, batch, fresh, keep)
         others = outputs(subject, mixed)
@@ -106,7 +106,7 @@ def _independence(subject: Subject) -> Iterator[Finding]:
         )
         return
     first = torch.zeros(1, dtype=torch.int64)
-    leaks = _compare(subject, batch, mixed, rows, first, first, known=(known, others))
+    leaks = compare(subject, batch, mixed, rows, first, first, known=(known, others))
     if leaks is not None:
         dim = other_batch_dim(subject)
         yield (
@@ -136,7 +136,7 @@ def _keeps_places(
     order = another_first(subject, batch, size)
     turned = subject.source.rows(batch, order)
     try:
-        leaks = _compare(
+        leaks = compare(
             subject, batch, turned, rows, order, torch.arange(size), known=(known, None)
         )
     except SubjectError as error:
@@ -159,10 +159,23 @@ def _keeps_places(
             else (explain.other_dim(subject, dim, leaks))
         )
         return
-    yield passed(
-        f"{len(rows.dims)} outputs: the first of {size} samples does not depend on the others, "
-        "and samples keep their outputs in another order"
-    )
+    yield passed(_KEPT.format(len(rows.dims), size))
+
+
+def _undisturbed(
+    subject: Subject, batch: Batch, fresh: Batch, rows: Rows, known: dict[str, torch.Tensor]
+) -> bool:
+    """Say whether the first sample keeps its output, bit by bit, as the last one among samples of another batch."""
+    size = batch.sizes[subject.source.batch_symbol or ""]
+    first = torch.zeros(1, dtype=torch.int64)
+    try:
+        mixed = _replace(subject, batch, fresh, torch.arange(size) == 0)
+        if not _differs(batch, mixed):
+            return False
+        made = outputs(subject, subject.source.rows(mixed, torch.arange(size).roll(-1)))
+    except SubjectError:
+        return False
+    return not any(gaps_between(known, made, rows, first, first + size - 1).values())
 
 
 def draws_in_eval(subject: Subject) -> bool:
@@ -192,7 +205,7 @@ def _differs(a: Batch, b: Batch) -> bool:
     )
 
 
-def _compare(
+def compare(
     subject: Subject,
     a: Batch,
     b: Batch,
@@ -217,7 +230,7 @@ def _compare(
     if all(gap == 0.0 for gap in gaps.values()):
         return None
     narrow = all(t.dtype != torch.float64 for t in mine.values())
-    if small is not None and narrow and all(gap <= _ROUNDED for gap in gaps.values()):
+    if small is not None and narrow and all(gap <= ROUNDED for gap in gaps.values()):
         a = small  # at the full size rounding explains it; float64 has to confirm the principle
     bound = ROUNDING
     try:
@@ -263,136 +276,3 @@ def beyond_rounding(subject: Subject, batch: Batch, gap: float, bound: float) ->
     if "computes-narrow" not in subject.cache:
         subject.cache["computes-narrow"] = explain.computes_narrow(subject, batch)
     return not subject.cache["computes-narrow"]
-
-
-def batch_sizes(subject: Subject) -> Iterator[Finding]:
-    """Run batches of the declared sizes, edges first, a batch of one, and your step on one sample less.
-
-    The step must learn from the smaller batch too: one that catches an error there and changes nothing is
-    reported. In eval mode, single samples run at sizes spread over the declared ranges.
-
-    A batch of another size must leave nothing in the model that changes the output of the base batch. Samples
-    of a large batch must give the same output in a batch of only a few of them.
-    """
-    if (failed := step_of_fewer(subject)) is not None:
-        yield failed
-        return
-    tried = 0
-    if subject.source.declared_sizes:
-        drawn = [
-            subject.place(b)
-            for b in examples(subject.source, subject.examples, subject.seed, targets=False)
-        ]
-        found = list(_sizes_drawn(subject, drawn)) or list(_sizes_swept(subject))
-        if found:
-            yield from found
-            return
-        tried = len(drawn)
-    batch = subject.batch()
-    symbol = subject.source.batch_symbol
-    rows = output_rows(subject)
-    if symbol is None or rows is None or not rows.dims or is_quantized(subject.model):
-        if tried:
-            yield passed(f"{tried} batches of other sizes ran")
-        elif (fixed := size_of_all(subject, batch, symbol)) is not None:
-            yield fixed
-        else:
-            yield inconclusive("no sizes are declared, and samples cannot be taken from the batch")
-        return
-    yield _alone(subject, batch, rows, tried)
-
-
-def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
-    """Compare the first sample alone with the first of the batch."""
-    single = subject.source.rows(batch, torch.zeros(1, dtype=torch.int64))
-    full = outputs(subject)
-    try:
-        alone = outputs(subject, single)
-    except SubjectError as error:
-        return explain.size_crash(subject, single, error)
-    for path, dim in rows.dims.items():
-        wanted = list(full[path].shape)
-        wanted[dim] = 1
-        if path not in alone or list(alone[path].shape) != wanted:
-            got = list(alone[path].shape) if path in alone else None
-            return explain.single_shape(subject, single, path, wanted, got)
-    first = torch.zeros(1, dtype=torch.int64)
-    pair = (
-        subject.source.rows(batch, torch.arange(2))
-        if batch.sizes[subject.source.batch_symbol or ""] > 2
-        else None
-    )
-    gaps = (
-        None
-        if is_stochastic(subject)
-        else _compare(subject, batch, single, rows, first, first, small=pair, known=(full, alone))
-    )
-    if gaps is not None and (forward_facts(subject).consumed or draws_in_eval(subject)):
-        gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
-    if gaps is not None:
-        return explain.size_dependent(subject, batch, single, rows, gaps)
-    for other, made in subject.cache.pop("told-apart", ()):
-        if (found := _among_many(subject, rows, other, made)) is not None:
-            return found
-    return passed(
-        f"{tried} batches of other sizes ran; the first sample gives the same output alone and "
-        "in the batch"
-    )
-
-
-def _among_many(
-    subject: Subject, rows: Rows, batch: Batch, made: dict[str, torch.Tensor]
-) -> Finding | None:
-    """Compare the first, the middle and the last sample of a batch with a batch of these alone."""
-    size = batch.sizes[subject.source.batch_symbol or ""]
-    if is_stochastic(subject) or "batch-independence" in subject.contract.skip:
-        return None
-    places = torch.tensor(sorted({0, size // 2, size - 1} if size > 3 else {0}))
-    three = torch.arange(len(places))
-    few = subject.source.rows(batch, places)
-    with contextlib.suppress(SubjectError):  # what refuses so few is told of other batches
-        some = outputs(subject, few)
-        if max(gaps_between(made, some, rows, places, three).values()) <= ROUNDING:
-            return None
-        gaps = _compare(subject, batch, few, rows, places, three, known=(made, some))
-        if gaps is not None and not (forward_facts(subject).consumed or draws_in_eval(subject)):
-            for found in _independence(at_batch(subject, batch)):
-                if found.status == "violated":  # samples that are mixed at these sizes only
-                    return found.replace(because=f"{found.because}; seen at {sizes_of(batch)}")
-            return explain.size_dependent(subject, batch, few, rows, gaps, places)
-    return None
-
-
-def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
-    """Yield the first batch that does not run, or that leaves in the model what changes the base batch's output."""
-    keeps: list[tuple[Batch, list[str]]] = []
-    telling = tuple(map(id, told_apart(subject, drawn)))
-    for batch in drawn:
-        try:
-            names, made = kept_by(subject, batch)
-        except SubjectError as error:
-            yield explain.size_crash(subject, batch, error)
-            return
-        if kept := [n for n in names if not subject.is_promised("MayChange", n)]:
-            keeps.append((batch, kept))
-        if id(batch) in telling:
-            subject.cache.setdefault("told-apart", []).append((batch, made))
-    if keeps and forward_facts(subject).keeps:
-        if remembered(subject):
-            return  # what sizes of the base batch leave behind is judged by eval-purity
-        keeps = [max(keeps, key=lambda one: sum(t.numel() for t in one[0].tensors().values()))]
-    for other, kept in keeps:
-        if moved := remembered(subject, other=other):
-            yield explain.remembers(subject, list(moved), kept, other)
-            return
-
-
-def _sizes_swept(subject: Subject) -> Iterator[Finding]:
-    """Yield the first batch of a sweep over all declared sizes that does not run."""
-    for batch in sweep(subject.source, subject.seed):
-        placed = subject.place(batch)
-        try:
-            outputs(subject, placed)
-        except SubjectError as error:
-            yield explain.size_crash(subject, placed, error)
-            return

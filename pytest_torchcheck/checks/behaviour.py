@@ -21,7 +21,8 @@ from ..specs.compare import beyond, mismatch
 from ..state import has_drawn, random_states, saved_state, seed_everything, seed_torch
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
-from .batching import ROUNDING, examples
+from .batching import ROUNDING
+from .sizes import examples
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

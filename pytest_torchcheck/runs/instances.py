@@ -10,7 +10,7 @@ from torch import nn
 
 from ..objects import trees
 from ..subject.errors import SubjectError
-from .outputs import gap, outputs_of, reference
+from .outputs import gap, outputs_of
 from .saving import perturb
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def keep_track(subject: Subject, other: nn.Module) -> None:
 def reads_last(subject: Subject) -> tuple[list[str], float] | None:
     """Return what of an instance that is no longer used decides the first one's outputs, and by how much.
 
-    Cost: nothing where nothing holds any of that instance; else two forwards.
+    Cost: nothing where nothing holds any of that instance; else three forwards.
     """
     held = [(name, t) for name, ref in subject.cache.get(_LAST, ()) if (t := ref()) is not None]
     own = {trees.address(t) for t in (*subject.model.parameters(), *subject.model.buffers())}
@@ -59,8 +59,11 @@ def reads_last(subject: Subject) -> tuple[list[str], float] | None:
         return None
     values = [t.detach().clone() for _, t in held]
     try:
-        expected = reference(subject)
-        with subject.pristine() as model:
+        with (
+            subject.pristine() as model
+        ):  # what another check has left in that instance counts already
+            expected = outputs_of(subject, model)
+            subject.restore()
             perturb(t for _, t in held)
             found = gap(outputs_of(subject, model), expected)
             _put_back(held, values)

@@ -31,17 +31,32 @@ def untaught(subject: Subject) -> tuple[str, ...]:
     other inputs. Where these give nothing to compare, nothing is said.
     """
     left = set(trajectory(subject).one_line)
-    batches = _others(subject) if left else []
-    base = _gradients(subject, subject.batch()) if batches else {}
+    few = subject.few(subject.batch(), _LEAST, aligned=True) if left else None
+    if few is not None and _kept_in(subject, few, left) == ():
+        return ()  # what some samples turn, more of them do not turn back
+    return (_kept_in(subject, subject.batch(), left) if left else None) or ()
+
+
+def _kept_in(subject: Subject, whole: Batch, left: set[str]) -> tuple[str, ...] | None:
+    """Name those of some weights whose gradients stay along one line; None where there is nothing to compare.
+
+    Args:
+        subject: Whose step.
+        whole: The batch whose halves are compared, and that with other inputs.
+        left: The weights.
+    """
+    batches = _others(subject, whole)
+    base = _gradients(subject, whole) if batches else {}
     turned = False
-    for batch in batches:
-        other = _gradients(subject, batch)
+    for batch in batches if base else ():
+        if not (other := _gradients(subject, batch)):
+            return None
         along = {n for n in base.keys() & other.keys() if _along(base[n], other[n])}
         turned = turned or bool(base.keys() & other.keys() - along)
-        left &= along
+        left = left & along
         if not left:  # further steps would tell nothing
             return ()
-    return tuple(name for name in base if name in left) if turned else ()
+    return tuple(name for name in base if name in left) if turned else None
 
 
 def _gradients(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
@@ -54,13 +69,13 @@ def _gradients(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
     return {name: gradient for name, gradient in found.items() if gradient.dim() > 1}
 
 
-def _others(subject: Subject) -> list[Batch]:
+def _others(subject: Subject, batch: Batch) -> list[Batch]:
     """Return both halves of the batch, each as often as fills it, and the batch with other numbers as inputs.
 
     Empty where the samples cannot be chosen, or where what is no number is the same for all of them: a weight
     that these select would get its gradient by them alone.
     """
-    batch, symbol = subject.batch(), subject.source.batch_symbol
+    symbol = subject.source.batch_symbol
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
     axes = {} if symbol is None else subject.source.axes(symbol)
     inputs = {p: t for p, t in batch.input_leaves() if isinstance(t, torch.Tensor)}

@@ -81,7 +81,7 @@ def woken(subject: Subject) -> tuple[Subject, list[str]] | None:
 
     None where no weight starts so, or where the model cannot be copied; cached.
     """
-    names = [name for name, p in subject.model.named_parameters() if _hides(name, p)]
+    names = hidden(subject)
     model = subject.copy_model() if names else None
     if model is None:
         return None
@@ -94,6 +94,12 @@ def woken(subject: Subject) -> tuple[Subject, list[str]] | None:
     if "rows" in subject.cache:  # they follow from the sizes, not from the weights
         made.cache["rows"] = subject.cache["rows"]
     return made, names
+
+
+@remembered("hiding-weights")
+def hidden(subject: Subject) -> list[str]:
+    """Name the trainable weights that start at zero, or near it where they scale something; cached."""
+    return [name for name, p in subject.model.named_parameters() if _hides(name, p)]
 
 
 def _hides(name: str, parameter: nn.Parameter) -> bool:

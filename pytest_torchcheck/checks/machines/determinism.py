@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import sources
-from ..codes import behaviour as explain
-from ..findings import Culprit, Finding
-from ..measure import parity
-from ..record.modes import Kernels
-from ..subject.errors import SubjectError
-from ..verdicts import inconclusive, passed, violated
+from ... import sources
+from ...codes import behaviour as explain
+from ...findings import Culprit, Finding
+from ...measure import parity
+from ...record.modes import Kernels
+from ...subject.errors import SubjectError
+from ...verdicts import inconclusive, passed, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..measure.parity import Gap
-    from ..subject import Subject
+    from ...measure.parity import Gap
+    from ...subject import Subject
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _REFUSED = re.compile(r"^(?P<op>[\w:.]+) does not have a deterministic implementation", re.M)

@@ -1,0 +1,197 @@
+"""Batches of other sizes work, and give each sample the same."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..codes import behaviour as explain
+from ..late import Late
+from ..runs.facts import forward_facts, kept_by, outputs
+from ..runs.outputs import Rows, gaps_between, output_rows
+from ..runs.remembering import remembered
+from ..runs.variants.largest import at_batch, sizes_of, told_apart
+from ..runs.variants.woken import hidden
+from ..subject.errors import SubjectError
+from ..verdicts import inconclusive, passed
+from .batching import (
+    ROUNDED,
+    ROUNDING,
+    compare,
+    draws_in_eval,
+    independence,
+    is_quantized,
+    is_stochastic,
+)
+from .steps.fewer import size_of_all, step_of_fewer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..batches import Batch
+    from ..findings import Finding
+    from ..subject import Subject
+
+
+examples = Late("strategies.sequence:examples")
+sweep = Late("strategies.sequence:sweep")
+"""These draw batches of other sizes; a run that draws none does not import Hypothesis."""
+
+
+def batch_sizes(subject: Subject) -> Iterator[Finding]:
+    """Run batches of the declared sizes, edges first, a batch of one, and your step on one sample less.
+
+    The step must learn from the smaller batch too: one that catches an error there and changes nothing is
+    reported. In eval mode, single samples run at sizes spread over the declared ranges.
+
+    A batch of another size must leave nothing in the model that changes the output of the base batch. Samples
+    of a large batch must give the same output in a batch of only a few of them.
+    """
+    if (failed := step_of_fewer(subject)) is not None:
+        yield failed
+        return
+    tried = 0
+    if subject.source.declared_sizes:
+        drawn = [
+            subject.place(b)
+            for b in examples(subject.source, subject.examples, subject.seed, targets=False)
+        ]
+        found = list(_sizes_drawn(subject, drawn)) or list(_sizes_swept(subject))
+        if found:
+            yield from found
+            return
+        tried = len(drawn)
+    batch = subject.batch()
+    symbol = subject.source.batch_symbol
+    rows = output_rows(subject)
+    if symbol is None or rows is None or not rows.dims or is_quantized(subject.model):
+        if tried:
+            yield passed(f"{tried} batches of other sizes ran")
+        elif (fixed := size_of_all(subject, batch, symbol)) is not None:
+            yield fixed
+        else:
+            yield inconclusive("no sizes are declared, and samples cannot be taken from the batch")
+        return
+    yield _alone(subject, batch, rows, tried)
+
+
+def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
+    """Compare the first sample alone with the first of the batch."""
+    single = subject.source.rows(batch, torch.zeros(1, dtype=torch.int64))
+    full = outputs(subject)
+    try:
+        alone = outputs(subject, single)
+    except SubjectError as error:
+        return explain.size_crash(subject, single, error)
+    for path, dim in rows.dims.items():
+        wanted = list(full[path].shape)
+        wanted[dim] = 1
+        if path not in alone or list(alone[path].shape) != wanted:
+            got = list(alone[path].shape) if path in alone else None
+            return explain.single_shape(subject, single, path, wanted, got)
+    first = torch.zeros(1, dtype=torch.int64)
+    pair = (
+        subject.source.rows(batch, torch.arange(2))
+        if batch.sizes[subject.source.batch_symbol or ""] > 2
+        else None
+    )
+    gaps = (
+        None
+        if is_stochastic(subject) or _rounded_alone(subject, batch, rows, full, alone)
+        else compare(subject, batch, single, rows, first, first, small=pair, known=(full, alone))
+    )
+    if gaps is not None and (forward_facts(subject).consumed or draws_in_eval(subject)):
+        gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
+    if gaps is not None:
+        return explain.size_dependent(subject, batch, single, rows, gaps)
+    for other, made in subject.cache.pop("told-apart", ()):
+        if (found := _among_many(subject, rows, other, made)) is not None:
+            return found
+    return passed(
+        f"{tried} batches of other sizes ran; the first sample gives the same output alone and "
+        "in the batch"
+    )
+
+
+def _rounded_alone(
+    subject: Subject,
+    batch: Batch,
+    rows: Rows,
+    full: dict[str, torch.Tensor],
+    alone: dict[str, torch.Tensor],
+) -> bool:
+    """Say whether the first sample has the same bits among two as among all, and alone differs by rounding.
+
+    The size decides nothing then but which kernels run; where weights that start at zero or near it hide a
+    part of the model, float64 has to tell.
+    """
+    few = subject.few(batch)
+    if few is None or any(t.dtype == torch.float64 for t in full.values()) or hidden(subject):
+        return False
+    first = torch.zeros(1, dtype=torch.int64)
+    try:
+        among = gaps_between(full, outputs(subject, few), rows, first, first)
+    except SubjectError:
+        return False
+    apart = gaps_between(full, alone, rows, first, first)
+    return not any(among.values()) and all(gap <= ROUNDED for gap in apart.values())
+
+
+def _among_many(
+    subject: Subject, rows: Rows, batch: Batch, made: dict[str, torch.Tensor]
+) -> Finding | None:
+    """Compare the first, the middle and the last sample of a batch with a batch of these alone."""
+    size = batch.sizes[subject.source.batch_symbol or ""]
+    if is_stochastic(subject) or "batch-independence" in subject.contract.skip:
+        return None
+    places = torch.tensor(sorted({0, size // 2, size - 1} if size > 3 else {0}))
+    three = torch.arange(len(places))
+    few = subject.source.rows(batch, places)
+    with contextlib.suppress(SubjectError):  # what refuses so few is told of other batches
+        some = outputs(subject, few)
+        if max(gaps_between(made, some, rows, places, three).values()) <= ROUNDING:
+            return None
+        gaps = compare(subject, batch, few, rows, places, three, known=(made, some))
+        if gaps is not None and not (forward_facts(subject).consumed or draws_in_eval(subject)):
+            for found in independence(at_batch(subject, batch)):
+                if found.status == "violated":  # samples that are mixed at these sizes only
+                    return found.replace(because=f"{found.because}; seen at {sizes_of(batch)}")
+            return explain.size_dependent(subject, batch, few, rows, gaps, places)
+    return None
+
+
+def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
+    """Yield the first batch that does not run, or that leaves in the model what changes the base batch's output."""
+    keeps: list[tuple[Batch, list[str]]] = []
+    telling = tuple(map(id, told_apart(subject, drawn)))
+    for batch in drawn:
+        try:
+            names, made = kept_by(subject, batch)
+        except SubjectError as error:
+            yield explain.size_crash(subject, batch, error)
+            return
+        if kept := [n for n in names if not subject.is_promised("MayChange", n)]:
+            keeps.append((batch, kept))
+        if id(batch) in telling:
+            subject.cache.setdefault("told-apart", []).append((batch, made))
+    if keeps and forward_facts(subject).keeps:
+        if remembered(subject):
+            return  # what sizes of the base batch leave behind is judged by eval-purity
+        keeps = [max(keeps, key=lambda one: sum(t.numel() for t in one[0].tensors().values()))]
+    for other, kept in keeps:
+        if moved := remembered(subject, other=other):
+            yield explain.remembers(subject, list(moved), kept, other)
+            return
+
+
+def _sizes_swept(subject: Subject) -> Iterator[Finding]:
+    """Yield the first batch of a sweep over all declared sizes that does not run."""
+    for batch in sweep(subject.source, subject.seed):
+        placed = subject.place(batch)
+        try:
+            outputs(subject, placed)
+        except SubjectError as error:
+            yield explain.size_crash(subject, placed, error)
+            return
