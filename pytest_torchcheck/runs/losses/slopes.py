@@ -17,7 +17,7 @@ from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
 from ...subject.remembered import remembered
 from ..double import jitter, jittered
-from ..training.few import how_few
+from ..training.few import many_targets
 from .followed import APART, CLOSE, CLOSE_ROUNDED, EXACT, FIRST, ROUNDED, Descent, Slope
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _STEEP, _STEEP_ROUNDED = 1e-3, 3.0
 """Times the loss: such a slope stands out of the rounding at the smallest of the steps, which then comes first."""
+_SHORT, _STEEP_SHORT = 1e-7, 1e-2
+"""A step that meets few kinks, and times the loss, the slope that stands out of the rounding at it."""
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
 _Ways = dict[str, torch.Tensor]
@@ -163,8 +165,8 @@ def _move(chosen: list[tuple[torch.Tensor, torch.Tensor, float]], step: float) -
 def few_samples(subject: Subject) -> Batch:
     """Return the base batch, cut to a few samples where that is possible."""
     batch = subject.batch()
-    many = how_few(subject, batch, 2 * _SAMPLES) < _SAMPLES  # targets of each sample
-    return subject.few(batch, 2 if many else _SAMPLES, aligned=True) or batch
+    few = 2 if many_targets(subject, batch) else _SAMPLES
+    return subject.few(batch, few, aligned=True) or batch
 
 
 @remembered("descent")
@@ -207,7 +209,7 @@ def _settled(losses: _Losses, loss: float) -> Descent | None:
     promised = sum(losses.promises.values())
     if not math.isfinite(promised) or promised <= _SMALLEST * abs(loss):
         return None
-    step = _steps(False, promised, loss)[0]
+    step = _SHORT if promised >= _STEEP_SHORT * abs(loss) else _steps(False, promised, loss)[0]
     with torch.no_grad():
         ahead, behind = losses.around(step)
         if narrow := ahead.dtype == torch.float32:
@@ -215,23 +217,24 @@ def _settled(losses: _Losses, loss: float) -> Descent | None:
             ahead, behind = losses.around(step)
     if ahead.dtype not in (torch.float64, torch.float32):
         return None
-    middle = (float(ahead) - float(behind)) / (2 * step)
+    after, before = float(ahead), float(behind)
+    close = CLOSE_ROUNDED if narrow else CLOSE
+    middle = (after - before) / (2 * step)
     found = Descent(loss=loss, promised=promised, narrow=narrow)
-    if abs(middle / promised - 1) <= (CLOSE_ROUNDED if narrow else CLOSE):
+    if abs(middle / promised - 1) <= close:
         return replace(found, slopes=(Slope(step=step, ahead=middle, behind=middle),))
     with torch.enable_grad():
         value = losses.now()
         if value.dim() or not value.requires_grad:
             return None
         loss, nodes = float(value.detach()), custom_functions(value)
-        found = replace(
-            found, loss=loss, nodes=nodes, casts=narrow or bool(nodes) or _rounds(value),
-            slopes=(Slope(
-                step=step, ahead=(float(ahead) - loss) / step, behind=(loss - float(behind)) / step,
-            ),),
-        )  # fmt: skip
+        casts = narrow or bool(nodes) or _rounds(value)
         del value
+    first = Slope(step=step, ahead=(after - loss) / step, behind=(loss - before) / step)
+    if abs(first.ahead / promised - 1) <= close:
+        first = replace(first, behind=first.ahead)
     with torch.no_grad():
+        found = replace(found, loss=loss, nodes=nodes, casts=casts, slopes=(first,))
         found = _slopes(losses, found)
     return found if found.holds or found.measured is None else None
 
@@ -289,7 +292,7 @@ def _slopes(losses: _Losses, found: Descent) -> Descent:
     first, *others = _steps(found.narrow, found.promised, found.loss)
     close = CLOSE_ROUNDED if found.narrow else CLOSE
     for step in (first, *sorted(others)):
-        if [slope.step for slope in found.slopes] != [step]:
+        if step not in [slope.step for slope in found.slopes]:
             slope = losses.slope(step, found.loss, promised=found.promised, close=close)
             found = replace(found, slopes=(*found.slopes, slope))
         # a step that is larger than the first tells of nothing but rounding

@@ -27,9 +27,15 @@ def how_few(subject: Subject, batch: Batch, size: int) -> int:
         batch: A batch.
         size: How many samples it has.
     """
+    return 2 if many_targets(subject, batch) else max(2, min(_THREE, size // 2))
+
+
+def many_targets(subject: Subject, batch: Batch) -> bool:
+    """Say whether each sample of a batch has many targets."""
+    symbol = subject.source.batch_symbol
+    size = 0 if symbol is None else batch.sizes.get(symbol, 0)
     targets = targets_of(batch) or labels_of(batch, subject.model)
-    many = any(target.numel() >= _MANY * size for target in targets.values())
-    return 2 if many else max(2, min(_THREE, size // 2))
+    return any(target.numel() >= _MANY * size for target in targets.values())
 
 
 def later_batch(subject: Subject, *, few: bool) -> Batch:
