@@ -18,6 +18,7 @@ from ..objects import trees
 from ..runs import numerics as measure
 from ..runs.facts import forward_facts
 from ..runs.outputs import expectations, reference
+from ..runs.training.few import many_targets
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, violated
 
@@ -96,8 +97,9 @@ def _packed(
 
 
 def _troubled(subject: Subject, packed: Batch, patterns: int) -> bool:
-    """Say whether a step of the samples that hold patterns, and of one beside them, is not finite."""
-    few = subject.few(packed, patterns + 1, aligned=True)
+    """Say whether a step of the samples that hold patterns is not finite, with one beside them where each has few targets."""
+    beside = 0 if many_targets(subject, packed) else 1
+    few = subject.few(packed, max(2, patterns + beside), aligned=True)
     if few is not None:
         with contextlib.suppress(SubjectError):  # fewer samples are refused: all of them are run
             return bool(measure.step(subject, few))

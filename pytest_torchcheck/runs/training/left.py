@@ -81,8 +81,13 @@ class Leaving:
         self._before = {n: m for n, m in kept.items() if n not in buffers}
         self._values = kept_values(model, self._before)
         self._numbers = numbers_of(subject)
+        self._returned: tuple[str, ...] | None = None  # not seen
         if _saves_itself(model):
             _saved(model)  # as a first checkpoint does
+
+    def within_step(self) -> None:
+        """See what a forward of a step after the first has put back, between backward and the optimizer's step."""
+        self._returned = self.strides.returned(sampled(self._model))
 
     def after(self, batch: Batch) -> Left:
         """Ask the trained model; its flags, and what its forwards write, are no longer those of the steps."""
@@ -105,7 +110,7 @@ class Leaving:
         if not is_compiled(model):
             try:
                 uncopied = lost_in_copies(self._subject, model, batch)
-                put_back = self._put_back(batch)
+                put_back = self._returned if self._returned is not None else self._put_back(batch)
                 remembered, by = self._remembered(batch, kept)
             except SubjectError:
                 pass  # forwards that raise are explained by other checks

@@ -256,6 +256,9 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             subject.keep_gradients(output, loss)
             first_output.update(digests(trees.tensors(output)))
 
+        def later_look(_output: Any, _loss: torch.Tensor) -> None:
+            leaving.within_step()
+
         exact = subject.kernel_exact and subject.contract.optimizer is not None
         while step < STEPS:
             groups = [g for o in optimizers for g in o.param_groups if g.get("lr") is not None]
@@ -269,7 +272,7 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
                         model,
                         made,
                         (later if step else subject.batch()).clone(),
-                        look=None if step or losses else look,
+                        look=later_look if step == 1 else None if step or losses else look,
                         passes=None if sight is None or step or losses else sight.passes,
                         apply=kept.apply(step),
                     )
