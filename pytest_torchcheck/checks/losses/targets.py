@@ -263,7 +263,7 @@ def _owned(subject: Subject) -> list[Finding] | str:
     found: list[Finding] = []
     seen = False
     for path, target in labels.items():
-        pulls = pulls_of(loss, base, target, axis, axis, size)
+        pulls = loss.pulls(base, target, size)
         seen = seen or any(pull is not None for pull in pulls.values())
         found += [explained() for explained in _judged(subject, loss, base, path, pulls)]
     if found and not loss.is_separate(base, size):

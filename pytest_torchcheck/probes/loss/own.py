@@ -13,12 +13,13 @@ from ...record.hooks import hooked
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from .arguments import targets_of
-from .pulls import ROUNDING, SAMPLES, moved_by, others_of
+from .pulls import ROUNDING, SAMPLES, moved_by, others_of, pulls_of
 from .slopes import LossOfOutput
 
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...subject import Subject
+    from .pulls import Pulls
     from .slopes import Slopes
 
 _LABELS: Final = frozenset({"labels", "label", "target", "targets", "y"})
@@ -92,6 +93,32 @@ class OwnLoss(LossOfOutput):
     def reseeded(self) -> OwnLoss:
         """Return the loss under another seed."""
         return OwnLoss(self._subject, self.batch, self._axis, seed=1)
+
+    def pulls(self, base: Slopes, target: torch.Tensor, size: int) -> Pulls:
+        """Change the label of one sample at a time; of three samples two at a time, where that settles it.
+
+        Each pair moves the slopes of its own samples and no other. The first sample is in both pairs: what its
+        label moves besides is seen in one of them.
+        """
+        apart = size == 3 and all(self._moves(base, target, pair) for pair in ((0, 1), (0, 2)))
+        if apart:
+            return dict(enumerate(torch.eye(size)))
+        return pulls_of(self, base, target, self._axis, self._axis, size)
+
+    def _moves(self, base: Slopes, target: torch.Tensor, pair: tuple[int, ...]) -> bool:
+        """Say whether other labels of these samples move their slopes, and those of no other of three samples."""
+        changed: torch.Tensor | None = target
+        for sample in pair:
+            if changed is not None:
+                changed = next(others_of(changed, self._axis, sample), None)
+        try:
+            now = None if changed is None else self.slopes(self.with_targets(target, changed))
+        except SubjectError:
+            return False
+        if now is None or not now.finite:
+            return False
+        moved = moved_by(base, now, pair, self._axis, 3)
+        return all((float(m) > 0) == (n in pair) for n, m in enumerate(moved))
 
     def is_separate(self, base: Slopes, size: int) -> bool:
         """Say whether samples that are changed, but for their labels, leave the slopes of the others as they were.

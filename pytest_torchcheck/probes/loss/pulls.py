@@ -105,13 +105,24 @@ def other_classes(labels: torch.Tensor, target: torch.Tensor, by: int) -> torch.
     return torch.where(labels >= 0, others, labels)
 
 
-def moved_by(base: Slopes, now: Slopes, sample: int, axis: int, size: int) -> torch.Tensor:
-    """Return by how much the gradient of each sample's outputs changed, ``[B]``; 0 where rounding explains it."""
+def moved_by(
+    base: Slopes, now: Slopes, sample: int | tuple[int, ...], axis: int, size: int
+) -> torch.Tensor:
+    """Return by how much the gradient of each sample's outputs changed, ``[B]``; 0 where rounding explains it.
+
+    Args:
+        base: The slopes before.
+        now: Those after.
+        sample: Which samples were changed; the others' gradients may come out multiplied by a number.
+        axis: Where the samples stand in what the slopes are by.
+        size: How many samples there are.
+    """
+    changed = (sample,) if isinstance(sample, int) else sample
     total = torch.zeros(size, dtype=torch.float64)
     for path, slope in base.by_output.items():
         other = now.by_output.get(path, torch.zeros_like(slope))
         a, b = (_by_sample(t, axis) for t in (slope, other))
-        rest = torch.arange(size, device=a.device) != sample
+        rest = torch.tensor([n not in changed for n in range(size)], device=a.device)
         factor = (a * b).sum(1, keepdim=True) / (a * a).sum(1, keepdim=True).clamp(min=1e-300)
         change = torch.where(rest, (b - factor * a).abs().amax(1), (b - a).abs().amax(1))
         largest = max(float(a.abs().max()), float(b.abs().max()))
