@@ -51,17 +51,21 @@ def _kept_in(subject: Subject, whole: Batch, left: set[str]) -> tuple[str, ...] 
     for batch in batches if base else ():
         if not (other := _gradients(subject, batch)):
             return None
-        along = {n for n in base.keys() & other.keys() if _along(base[n], other[n])}
-        turned = turned or bool(base.keys() & other.keys() - along)
-        left = left & along
+        both = base.keys() & other.keys()
+        left = {n for n in left & both if _along(base[n], other[n])}
         if not left:  # further steps would tell nothing
             return ()
+        turned = turned or any(not _along(base[n], other[n]) for n in both - left)
     return tuple(name for name in base if name in left) if turned else None
 
 
 def _gradients(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
     """Return the gradients that a step leaves, of weights, not of biases; empty where it raises."""
     try:
+        if subject.contract.train_step is None:
+            with subject.backward(batch):
+                named = subject.named_parameters().items()
+                return {n: p.grad.clone() for n, p in named if p.grad is not None and p.dim() > 1}
         look = by_step(subject, batch)
     except SubjectError:
         return {}
