@@ -209,8 +209,8 @@ CHECKS: tuple[Check, ...] = (
             "descent",
             "A small step along the gradient changes the loss as the gradient predicts.",
             needs=("loss",),
-            cost="1 FB and 1 F in float64 on 3 samples; 5 F more at most where they disagree; none for "
-            "large models that do not declare float64",
+            cost="1 FB, and 2 F in float64, of up to 3 samples; up to 5 F more, and 1 FB in float64, where they "
+            "disagree; none for large models that do not declare float64",
             axes="once",
         ),
     ),

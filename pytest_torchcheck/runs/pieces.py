@@ -18,9 +18,10 @@ from ..state import is_lazy, saved_state
 from ..state.outer import holds_tensors, outer_containers
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
 
     from ..findings import Location
+    from ..probes.holding.held_by_models import Holding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,8 +63,13 @@ class Piece:
         return sources.of_assignment(self.owner, self.key, plain=True)
 
 
-def pieces(model: nn.Module) -> dict[str, Piece]:
-    """Take a picture of everything outside of the state dict that could be state."""
+def pieces(model: nn.Module, held: Iterable[Holding] | None = None) -> dict[str, Piece]:
+    """Take a picture of everything outside of the state dict that could be state.
+
+    Args:
+        model: Any module.
+        held: Its :func:`holdings`, where they are known.
+    """
     found = _left_out(model)
     for prefix, owner in model.named_modules():
         if isinstance(owner, torch.jit.ScriptModule):
@@ -78,12 +84,12 @@ def pieces(model: nn.Module) -> dict[str, Piece]:
             if key not in _OWN and (text := plain(value)) is not None:
                 name = f"{prefix}.{key}" if prefix else key
                 found[name] = Piece(name=name, kind="attribute", owner=owner, key=key, value=text)
-    for held in holdings(model):
-        if held.kind == "tensor" and held.via != "closure":
-            copy = held.value.detach().clone()
-            found[held.path] = Piece(
-                name=held.path, kind="tensor", owner=held.owner, key=held.name, value=copy,
-                graph=held.value.grad_fn is not None,
+    for each in holdings(model) if held is None else held:
+        if each.kind == "tensor" and each.via != "closure":
+            copy = each.value.detach().clone()
+            found[each.path] = Piece(
+                name=each.path, kind="tensor", owner=each.owner, key=each.name, value=copy,
+                graph=each.value.grad_fn is not None,
             )  # fmt: skip
     return found
 

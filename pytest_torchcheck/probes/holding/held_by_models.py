@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 import types
 from collections import deque
@@ -95,12 +96,21 @@ def holdings(model: nn.Module) -> list[Holding]:
     registered: set[int] = {id(module) for module in model.modules()}
     registered.update(id(tensor) for tensor in (*model.parameters(), *model.buffers()))
     found: dict[int, Holding] = {}
+    of_classes: dict[type, list[tuple[str, Any]]] = {}
+    empty: set[int] = set()  # what many modules hold, such as a configuration, with nothing in it
     for prefix, owner in model.named_modules():
         if isinstance(owner, torch.jit.ScriptModule):
             continue
-        for name, value in _attributes(owner):
+        if type(owner) not in of_classes:
+            of_classes[type(owner)] = _of_classes(type(owner))
+        for name, value in (*_attributes(owner), *of_classes[type(owner)]):
+            if isinstance(value, ATOMS) or id(value) in registered or id(value) in empty:
+                continue
             attribute = f"{prefix}.{name}" if prefix else name
-            for path, via, thing in _inside(value, attribute, registered):
+            held = list(_inside(value, attribute, registered))
+            if not held:
+                empty.add(id(value))
+            for path, via, thing in held:
                 if id(thing) in found:
                     continue
                 if isinstance(thing, nn.Module) and any(part is model for part in thing.modules()):
@@ -131,14 +141,17 @@ def _attributes(owner: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in owner.__dict__.items():
         if name not in _OWN and not name.endswith("_hooks"):
             yield name, value
-    for cls in type(owner).__mro__:
-        if cls is nn.Module:
-            break
-        for name, value in vars(cls).items():
-            if isinstance(
-                value, torch.Tensor | nn.Module | list | tuple | dict
-            ) and not name.startswith("__"):
-                yield name, value
+
+
+def _of_classes(kind: type) -> list[tuple[str, Any]]:
+    """Return what a module's class and those that it inherits from hold."""
+    return [
+        (name, value)
+        for cls in itertools.takewhile(lambda cls: cls is not nn.Module, kind.__mro__)
+        for name, value in vars(cls).items()
+        if isinstance(value, torch.Tensor | nn.Module | list | tuple | dict)
+        and not name.startswith("__")
+    ]
 
 
 def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, str, Any]]:

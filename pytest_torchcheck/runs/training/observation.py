@@ -114,7 +114,7 @@ class Watched:
     def __init__(self, subject: Subject, model: nn.Module, *, losses: bool = False) -> None:
         self._subject, self._model, self._losses = subject, model, losses
         self._held = tuple(holdings(model))
-        self._before = pieces(model)
+        self._before = pieces(model, self._held)
         self._modules = {id(module) for module in model.modules()}
         self._known = {name for name, _ in model.named_parameters()}
         self._gradients = [
