@@ -25,7 +25,9 @@ not_reparameterised = One(
 blind_choice = One("diagnosis.gradient.choices:blind", "choice-untrained")
 zero = Each("diagnosis.gradient.zero:zero", "grad-zero", doubtful=True, seen=True)
 unlike_the_loss = One(
-    "diagnosis.training.descent:differs", "gradient-partial gradient-wrong", doubtful=True
+    "diagnosis.training.descent:differs",
+    "gradient-partial gradient-wrong estimator-swapped",
+    doubtful=True,
 )
 
 ENTAILS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -10,6 +11,7 @@ from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...probes.gradient.provenance import find_stops
+from ...probes.gradient.straight_through import wrong_way_round
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.again import forward_and_loss
 from ...runs.losses.followed import SURE
@@ -45,6 +47,10 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
         f"{max(steps):g} and {min(steps):g} in float64"
     )
     if ops := surrogates(subject, list(found.wrong)[:_MOVED]):
+        with subject.pristine() as model:
+            swapped = wrong_way_round(forward_and_loss(subject), model)
+        if swapped is not None:
+            return _swapped(swapped, observed, shown)
         return not_applicable(
             f"the gradient is a surrogate of a forward that is constant by pieces: "
             f"{ops[0].name}{on_line(ops[0].location)} keeps its value while its operands move ({observed})",
@@ -87,6 +93,26 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
         because="two steps of different length agree, from both sides: neither rounding nor "
         "curvature explains it",
         fix="compare the parts of the loss one by one by torch.autograd.gradcheck",
+        evidence=shown,
+    )
+
+
+def _swapped(op: Op, observed: str, shown: dict[str, Any]) -> Finding:
+    """Explain a straight-through estimator with the value of one operand where that of the other is wanted."""
+    owner = f" of {op.module}" if op.module else ""
+    culprit = Culprit("call", op.name, "adds (z - a).detach() to a", op.location)
+    if op.module:
+        culprit = replace(culprit, kind="module", name=op.module)
+    return violated(
+        "estimator-swapped",
+        f"the straight-through estimator{owner} has the value that it was to replace",
+        culprits=[culprit],
+        location=op.location,
+        observed=observed,
+        cause="a + (z - a).detach() has the value of z and the gradient of a; here a is computed from z, as a "
+        "quantised value is",
+        because="what follows gets z as if nothing had been computed of it, and no gradient of it comes to z",
+        fix="exchange the two: z + (a - z).detach()",
         evidence=shown,
     )
 
