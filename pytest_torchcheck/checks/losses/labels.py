@@ -10,6 +10,7 @@ import torch
 from ... import promises
 from ...codes import labels as explain
 from ...objects import trees
+from ...probes.loss.arguments import frames_left
 from ...probes.loss.own import labels_of
 from ...runs.losses.consumption import Consumed, evidence
 from ...specs import Labels, Mask
@@ -76,8 +77,8 @@ def _gradients(subject: Subject, batch: Batch, own: bool, dims: Container[int]) 
 def label_range(subject: Subject) -> Iterator[Finding]:
     """Compare the labels with the size of the class dimension and with the declared classes.
 
-    Targets of a binary cross entropy are judged where they are the user's own, and where the loss
-    heeds them; labels of a CTC loss where they are the user's own, up to ``target_lengths``.
+    Targets of a binary cross entropy are judged where they are the user's own, and where the loss heeds them; labels of
+    a CTC loss where they are the user's own, up to ``target_lengths``: its frames count to the end of the longest one.
     """
     seen = evidence(subject)
     drawn = subject.batch().origin == "drawn"
@@ -90,10 +91,13 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     for call, labels in aligned:
         if labels.blanks:
             yield explain.blank_labels(subject, call, labels)
-            return
-        if labels.low < 0 or labels.top >= labels.classes:
+        elif labels.low < 0 or labels.top >= labels.classes:
             yield explain.beyond_the_classes(subject, call, labels)
-            return
+        elif frames_left(labels, subject.batch(), subject.source.batch_symbol or ""):
+            yield explain.frames_unread(subject, call, labels)
+        else:
+            continue
+        return
     used = next((u for u in seen.consumed if u.classes), None)
     if used is None and aligned:
         labels = aligned[0][1]

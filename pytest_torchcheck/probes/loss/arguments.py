@@ -32,6 +32,8 @@ class Alignable:
         counted: How many labels count.
         blanks: How many of them are the blank.
         trailing: Whether every blank stands behind the last other label of its row, as padding does.
+        frames: How many steps in time the log-probabilities have.
+        lengths: How many of them count, for each sample.
     """
 
     classes: int
@@ -41,6 +43,8 @@ class Alignable:
     counted: int
     blanks: int
     trailing: bool
+    frames: int
+    lengths: tuple[int, ...]
 
 
 def alignable(call: LossCall) -> Alignable | None:
@@ -68,7 +72,31 @@ def alignable(call: LossCall) -> Alignable | None:
         counted=len(labels),
         blanks=labels.count(blank),
         trailing=all(blank not in row[: _last_other(row, blank)] for row in rows),
+        frames=len(call.input),
+        lengths=tuple(torch.as_tensor(call.arguments[2]).flatten().tolist()),
     )
+
+
+def frames_left(labels: Alignable, batch: Batch, symbol: str) -> bool:
+    """Say whether a CTC loss leaves out the last frames of every sample, though one is as long as its input.
+
+    Args:
+        labels: What the loss was given.
+        batch: The inputs; an integer for each sample, of which the largest is a size of another input, is a length.
+        symbol: Of the dimension of the samples.
+    """
+    if max(labels.lengths) > _SHORT * labels.frames:
+        return False
+    leaves = [t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)]
+    sizes = {n for t in leaves if t.is_floating_point() for n in t.shape[1:]}
+    counts = [
+        t for t in leaves if not t.is_floating_point() and t.shape == (batch.sizes.get(symbol),)
+    ]
+    return any(int(t.max()) in sizes for t in counts)
+
+
+_SHORT = 0.7
+"""Share of the frames: what a layer without padding cuts off at the ends is far less."""
 
 
 def _last_other(row: list[int], blank: int) -> int:
