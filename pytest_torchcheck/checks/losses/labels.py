@@ -21,10 +21,8 @@ from ..promised import find_input
 from .answers import answer_seen
 from .series import own_answer
 
-_CLEAR: Final = 0.95
-"""Share of the positions from which on labels count as a copy of the ids."""
-_MANY: Final = 48
-"""Tokens that are enough to tell so."""
+_CLEAR: Final = 0.95  # share of the positions from which on labels count as a copy of the ids
+_MANY: Final = 48  # tokens that are enough to tell so
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -109,8 +107,7 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     if used is None and binary:
         count = sum(u.binary for u in binary)
         yield passed(
-            f"{count} targets of a binary cross entropy: those that the loss uses lie between 0 "
-            "and 1"
+            f"{count} targets of a binary cross entropy: those that the loss uses lie between 0 and 1"
         )
         return
     if used is None:
