@@ -97,7 +97,7 @@ def _packed(
 
 
 def _troubled(subject: Subject, packed: Batch, patterns: int) -> bool:
-    """Say whether a step of the samples that hold patterns is not finite, with one beside them where each has few targets."""
+    """Say whether a step of the samples that hold patterns, and of one beside them for few targets, is not finite."""
     beside = 0 if many_targets(subject, packed) else 1
     few = subject.few(packed, max(2, patterns + beside), aligned=True)
     if few is not None:
