@@ -89,9 +89,6 @@ def independence(subject: Subject) -> Iterator[Finding]:
     if batch is not subject.batch():
         fresh = subject.source.rows(fresh, torch.arange(size))
     refused, others = "", None
-    if _undisturbed(subject, batch, fresh, rows, known):
-        yield passed(_KEPT.format(len(rows.dims), size))
-        return
     try:
         mixed = _replace(subject, batch, fresh, keep)
         others = outputs(subject, mixed)
@@ -160,22 +157,6 @@ def _keeps_places(
         )
         return
     yield passed(_KEPT.format(len(rows.dims), size))
-
-
-def _undisturbed(
-    subject: Subject, batch: Batch, fresh: Batch, rows: Rows, known: dict[str, torch.Tensor]
-) -> bool:
-    """Say whether the first sample keeps its output, bit by bit, as the last one among samples of another batch."""
-    size = batch.sizes[subject.source.batch_symbol or ""]
-    first = torch.zeros(1, dtype=torch.int64)
-    try:
-        mixed = _replace(subject, batch, fresh, torch.arange(size) == 0)
-        if not _differs(batch, mixed):
-            return False
-        made = outputs(subject, subject.source.rows(mixed, torch.arange(size).roll(-1)))
-    except SubjectError:
-        return False
-    return not any(gaps_between(known, made, rows, first, first + size - 1).values())
 
 
 def draws_in_eval(subject: Subject) -> bool:
