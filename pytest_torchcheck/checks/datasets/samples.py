@@ -14,6 +14,7 @@ from pytest_torchcheck.data.reading import Survey, survey
 from pytest_torchcheck.data.relations import (
     blended_labels,
     faint_bytes,
+    flipped_apart,
     inverted_boxes,
     mutation,
     other_fields,
@@ -214,8 +215,9 @@ def unreadable(found: Survey) -> Finding:
 def dataset_labels(subject: Subject) -> Iterator[Finding]:
     """Compare labels with those declared and with the dataset's own; see whether a replayed transform repeats.
 
-    Maps of classes must not be resized by averaging, and what is named boxes must not be mirrored with its corners
-    in the old order.
+    Maps of classes must not be resized by averaging, what is named boxes must not be mirrored with its corners in the
+    old order, and a target map must not be flipped or rotated apart from its input: where reads have equal inputs,
+    their maps are no mirror images of each other.
     """
     if subject.contract.model is None or subject.contract.has_targets:
         unlike = in_data(naming.unlike_names, surveys(subject))
@@ -224,12 +226,7 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
     for found in surveys(subject):
         part = found.part
         if part.is_map_style and found.samples:
-            replay = in_data(replaying.find_replay, part, seed=subject.seed)
-            if replay is not None:
-                yield replaying.replayed_in_vain(part, replay)
-            mirrored = in_data(inverted_boxes.inverted, found)
-            if mirrored is not None:
-                yield explain.boxes_inverted(part, mirrored)
+            yield from _turned(found, subject.seed)
         if not found.samples:
             yield (
                 unreadable(found)
@@ -277,6 +274,20 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
 
 def _has_targets(subject: Subject) -> bool:
     return subject.contract.model is not None and subject.contract.has_targets
+
+
+def _turned(found: Survey, seed: int) -> Iterator[Finding]:
+    """Ask whether targets are flipped and rotated as their inputs are."""
+    part = found.part
+    replay = in_data(replaying.find_replay, part, seed=seed)
+    if replay is not None:
+        yield replaying.replayed_in_vain(part, replay)
+    mirrored = in_data(inverted_boxes.inverted, found)
+    if mirrored is not None:
+        yield explain.boxes_inverted(part, mirrored)
+    apart = None if replay is not None else in_data(flipped_apart.flipped_apart, found)
+    if apart is not None:
+        yield explain.flipped_apart(part, apart)
 
 
 def _is_all_input(subject: Subject, found: Survey) -> bool:
