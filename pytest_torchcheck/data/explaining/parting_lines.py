@@ -29,7 +29,7 @@ _DEPTH: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A line that ran: in which frame, called by which at which lines (the innermost last), and what was so after it."""
+    """A line that ran: in which frame, called by which at which lines, the innermost last, and what was so then."""
 
     frame: int
     code: CodeType

@@ -262,7 +262,7 @@ def _turned(reads: list[_Read], one: _Map) -> str | None:
 
 
 def _how(a: _Read, b: _Read, one: _Map) -> str | None:
-    """Say how a target is turned to give another; empty where the inputs look alike turned so, None where in no way."""
+    """Say how a target is turned to give another; empty where inputs look alike turned so, None where in no way."""
     images = [
         [made for _, made in _turnings(image, axes)]
         for image, (_, axes) in zip(a.images, one.inputs, strict=True)

@@ -7,7 +7,6 @@ import linecache
 import re
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,11 +27,13 @@ from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
 from ..training.name_tests import keeps_on
+from .shared_modules import frozen_through, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ...subject import Subject
+    from .shared_modules import Alias
 
 _SWITCH = r"\.requires_grad\s*=(?!=)|\brequires_grad_\("
 _ON = re.compile(
@@ -247,55 +248,9 @@ def _sets(place: Location, hook: Any) -> bool:
     """Say whether a line that sets a hook sets this one: it names the function, or holds it written out."""
     name = getattr(hook, "__name__", "")
     if name != "<lambda>":
-        return bool(name) and _word(name, place.text)
+        return bool(name) and named(name, place.text)
     statement = sources.statement(place.file, place.line)
     return statement is not None and sources.holds(statement, hook.__code__.co_firstlineno)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alias:
-    """One module that the model knows by two names, frozen through the second.
-
-    Attributes:
-        name, other: Its name in the parameter's name, and the one through which it was frozen.
-        location: The line that gives it the second name.
-    """
-
-    name: str
-    other: str
-    location: Location | None
-
-
-def frozen_through(subject: Subject, name: str, places: list[Location]) -> Alias | None:
-    """Return the other name of the module around a parameter, where the line that froze it uses that one only."""
-    texts = [p.text for place in places[:1] for p in (place, _condition(place)) if p is not None]
-    names: dict[int, list[str]] = defaultdict(list)
-    for path, module in subject.model.named_modules(remove_duplicate=False):
-        names[id(module)].append(path)
-    parts = name.split(".")
-    for depth in range(1, len(parts)):
-        path = ".".join(parts[:depth])
-        for other in names[id(subject.model.get_submodule(path))]:
-            if other == path or path.startswith(f"{other}."):
-                continue
-            ours, theirs = path.rpartition(".")[2], other.rpartition(".")[2]
-            if any(_word(theirs, text) for text in texts) and not any(
-                _word(ours, text) for text in texts
-            ):
-                return Alias(name=path, other=other, location=aliasing_line(subject, other))
-    return None
-
-
-def _word(name: str, text: str) -> bool:
-    return re.search(rf"\b{re.escape(name)}\b", text) is not None
-
-
-def aliasing_line(subject: Subject, name: str) -> Location | None:
-    """Return the line that gives a module one more name: the one that assigns it what is there already."""
-    owner_name, _, leaf = name.rpartition(".")
-    owner = type(subject.model.get_submodule(owner_name))
-    plain = sources.search(owner, rf"\.{re.escape(leaf)}\s*=\s*[\w.]+\s*(#.*)?$")
-    return plain or sources.of_parameter(subject.model, name)
 
 
 def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
@@ -303,7 +258,8 @@ def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
     groups: dict[tuple[Alias | None, tuple[Location, ...]], list[str]] = defaultdict(list)
     for name in names:
         places = switched_off(subject, name)
-        groups[frozen_through(subject, name, places), tuple(places)].append(name)
+        texts = [p.text for at in places[:1] for p in (at, _condition(at)) if p is not None]
+        groups[frozen_through(subject, name, texts), tuple(places)].append(name)
     for (alias, found), group in groups.items():
         places = list(found)
         one = len(group) == 1
@@ -332,14 +288,15 @@ def off(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
             )
         culprits = [parameter(subject, name, "requires_grad=False") for name in group]
         if alias is not None:
-            cause = f"{alias.name} and {alias.other} are the same module: freezing one freezes both"
-            because = f"model.{alias.name} is model.{alias.other}; {first}.requires_grad is False"
+            what = "are the same module" if alias.is_module else "hold the same parameters"
+            cause = f"{alias.name} and {alias.other} {what}: freezing one freezes both"
+            because = f"model.{alias.own} is model.{alias.shared}; {first}.requires_grad is False"
             fix = f"make {alias.other} a copy: copy.deepcopy of {alias.name}"
             location = alias.location or location
-            culprits.insert(
-                0,
-                Culprit("module", alias.other, f"is {alias.name}", alias.location),
+            detail = (
+                f"is {alias.name}" if alias.is_module else f"holds the parameters of {alias.name}"
             )
+            culprits.insert(0, Culprit("module", alias.other, detail, alias.location))
         yield violated(
             "grad-off",
             f"{names_text(group)} {'is' if one else 'are'} promised to be trainable but "

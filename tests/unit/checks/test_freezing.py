@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, promises
+from pytest_torchcheck import Contract, Tokens, promises
 
 
 class Pair(nn.Module):
@@ -61,6 +62,79 @@ def test_a_module_of_two_names_is_one_finding_at_the_line_that_makes_the_second(
 
 def test_a_copy_of_its_own_may_be_frozen():
     assert told(pair(True), "gradients-exist") == []
+
+
+class Halves(nn.Module):
+    """Two encoders and a head; ``second`` makes the one that is frozen from the other."""
+
+    def __init__(self, second, frozen="image"):
+        super().__init__()
+        self.text = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 3)))
+        self.image = second(self.text)
+        if frozen == "image":
+            for parameter in self.image.parameters():
+                parameter.requires_grad = False
+        else:
+            self.text.requires_grad_(False)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.text(x) + self.image(x))
+
+
+def halves(second, frozen="image"):
+    return Contract(
+        model=lambda: Halves(second, frozen),
+        inputs="B 4",
+        targets="B 3",
+        loss=F.mse_loss,
+        promises=(promises.Trainable("text.*"),),
+    )
+
+
+@pytest.mark.parametrize(
+    "second", [copy.copy, lambda other: nn.Sequential(*other)], ids=["copy", "layers"]
+)
+def test_two_modules_that_hold_the_same_parameters(second):
+    (found,) = told(halves(second), "gradients-exist")
+    assert found.code == "grad-off"
+    assert found.location.text == "self.image = second(self.text)"
+    assert found.cause == "text and image hold the same parameters: freezing one freezes both"
+    assert "text.0.weight is model.image.0.weight" in found.because
+    assert any("requires_grad = False" in c.location.text for c in found.culprits if c.location)
+
+
+def test_what_was_frozen_by_its_own_name_is_not_put_down_to_the_other():
+    (found,) = told(halves(copy.copy, "text"), "gradients-exist")
+    assert "self.text.requires_grad_(False)" in found.location.text
+    assert "same" not in found.cause
+
+
+class Tied(nn.Module):
+    """A table of words whose weight the last layer reads, which is frozen with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(7, 5)
+        self.middle = nn.Linear(5, 5)
+        self.last = nn.Linear(5, 7)
+        self.last.weight = self.words.weight
+        self.last.requires_grad_(False)
+
+    def forward(self, x):
+        return self.last(self.middle(self.words(x)).relu()).square().mean()
+
+
+def test_a_tie_is_no_copy():
+    made = Contract(
+        model=Tied,
+        inputs=Tokens("B T", vocab=7),
+        loss="output",
+        promises=(promises.Trainable("words.*"),),
+    )
+    (found,) = told(made, "gradients-exist")
+    assert "hold the same" not in found.cause
+    assert "self.last.requires_grad_(False)" in found.location.text
 
 
 class Net(nn.Module):
