@@ -16,10 +16,9 @@ from pytest_torchcheck.loop.traces.modes import mode_findings
 from pytest_torchcheck.loop.traces.opposed_losses import opposed_findings
 from pytest_torchcheck.loop.traces.protocol import protocol_findings
 from pytest_torchcheck.loop.traces.rate_groups import idle_schedulers, left_behind, set_by_hand
+from pytest_torchcheck.loop.traces.rate_relations import meant_rates, moving_groups
 from pytest_torchcheck.loop.traces.rates import (
     first_rates,
-    meant_rates,
-    moving_groups,
     schedule_finding,
     scheduler_findings,
 )

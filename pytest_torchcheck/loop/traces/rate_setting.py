@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from pytest_torchcheck.subject.optimizers import optimizers_of, step_schedulers
 from ..patches import subclasses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
     from torch import nn
@@ -36,16 +38,12 @@ class Setting:
         before: The rate until then.
         after: The rate from then on.
         loads: Whether an optimizer's ``load_state_dict`` ran on it.
-        times: How often lines have given the optimizer another rate since its last step.
-        called: The user's line that called the function of the line, or None.
     """
 
     location: Location
     before: float
     after: float
     loads: bool
-    times: int = 1
-    called: Location | None = None
 
 
 def last_setting(subject: Subject, step: int, group: int = 0) -> Setting | None:
@@ -69,6 +67,64 @@ def last_setting(subject: Subject, step: int, group: int = 0) -> Setting | None:
             for cls, name, original in originals:
                 setattr(cls, name, original)
     return watch.found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Often:
+    """A line of the user's step that sets the rates several times in one step, itself or by what it calls."""
+
+    location: Location
+    times: int
+
+
+def sets_in_step(subject: Subject, setting: Setting) -> Often | None:
+    """Count how often one step sets the rates by a line; None where it does so once, or not at each time by one line.
+
+    The step is the second one: what the first makes is there by then.
+    """
+    code_line = (setting.location.file, setting.location.line)
+    calls: list[list[tuple[FrameType, int]]] = []
+    groups = [1]
+    counting = [False]
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        here = counting[0] and event != "call" and line == code_line[1]
+        if here and os.path.abspath(frame.f_code.co_filename) == code_line[0]:
+            calls.append([(frame, line), *_calls_above(frame)])
+        return False
+
+    def run() -> None:
+        made = subject.make_optimizer(model)
+        clear_gradients(model)
+        for step in range(2):
+            seed_everything(subject.seed + step)
+            counting[0] = step == 1
+            subject.train_step(model, made, subject.batch().clone())
+        groups[0] = max((len(one.param_groups) for one in optimizers_of(made)), default=1)
+
+    with subject.pristine(steps=True) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.train()
+        find_line(run, watcher)
+    return _repeated(calls, groups[0])
+
+
+def _calls_above(frame: FrameType) -> Iterator[tuple[FrameType, int]]:
+    above = frame.f_back
+    while above is not None:
+        if sources.rank(above.f_code.co_filename) == 2:
+            yield above, above.f_lineno
+        above = above.f_back
+
+
+def _repeated(calls: list[list[tuple[FrameType, int]]], groups: int) -> Often | None:
+    """Return the line of the innermost frame that lives through all calls; one that sets them runs once for a group."""
+    for depth, (frame, line) in enumerate(calls[0] if calls else ()):
+        if all((frame, line) in call for call in calls):
+            inner = {id(call[call.index((frame, line)) - 1][0]) for call in calls}
+            times = len(inner) if depth else len(calls) // groups
+            return Often(location=line_of(frame.f_code, line), times=times) if times > 1 else None
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +201,6 @@ class _Rates:
         self._last: dict[int, Setting | None] = {}
         self._counts: dict[int, int] = {}
         self._loaded: set[int] = set()
-        self._changes: dict[int, int] = {}
         self._over = False
 
     def __call__(self, frame: FrameType, event: str, line: int) -> bool:
@@ -155,14 +210,11 @@ class _Rates:
             now = _rate(optimizer, self._group)
             if now != before:
                 self._rates[key] = (optimizer, now)
-                self._changes[key] = self._changes.get(key, 0) + 1
                 self._last[key] = Setting(
                     location=line_of(frame.f_code, line),
                     before=before,
                     after=now,
                     loads=key in self._loaded,
-                    times=self._changes[key],
-                    called=_caller(frame),
                 )
             self._loaded.discard(key)
         return self._over
@@ -191,15 +243,6 @@ class _Rates:
         if count == self._step and not self._over:
             self._over = True
             self.found = self._last.get(key)
-        self._changes[key] = 0
-
-
-def _caller(frame: FrameType) -> Location | None:
-    """Return the line of the user's function that called the one of a frame."""
-    caller = frame.f_back
-    if caller is None or sources.rank(caller.f_code.co_filename) < 2:
-        return None
-    return line_of(caller.f_code, caller.f_lineno)
 
 
 def _rate(optimizer: torch.optim.Optimizer, group: int) -> float:

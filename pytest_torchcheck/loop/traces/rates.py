@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcheck import sources
@@ -16,7 +13,18 @@ from pytest_torchcheck.record.tracing import find_line
 from ...verdicts import suspicious, violated
 from ..closures import functions_of
 from .rate_groups import loop_before
-from .rate_setting import last_setting, produced
+from .rate_relations import (
+    ADVANCES,
+    FIRST_STAYS,
+    OTHER_BASE,
+    OTHER_FUNCTION,
+    SHIFTED,
+    close,
+    meant_rates,
+    moving_groups,
+    relation,
+)
+from .rate_setting import last_setting, produced, sets_in_step
 from .wording import at, call
 
 if TYPE_CHECKING:
@@ -26,14 +34,7 @@ if TYPE_CHECKING:
 
     from ..trace import Event, Trace
 
-_TOLERANCE = 1e-6
 _VANISHED = 1e-2
-_OTHER_FUNCTION = "the schedule differs from the declared function"
-_SHIFTED = "the schedule counts its steps otherwise from"
-_FIRST_STAYS = "parameter group 0 keeps its learning rate"
-_OTHER_BASE = (
-    "every rate is off by the same factor: the base rate or the scale of the schedule is wrong"
-)
 _FORMULA = re.compile(r"lambda|schedul|lr|rate|warm|decay|cosine|anneal")
 
 
@@ -99,41 +100,6 @@ def first_rates(trace: Trace) -> list[float]:
     return [e.rates[0] for e in steps if e.owner == steps[0].owner and e.rates]
 
 
-def moving_groups(trace: Trace) -> list[tuple[int, float, float]]:
-    """Return the parameter groups, of the first optimizer that steps, whose rate changes: index, first and last rate."""
-    steps = trace.optimizer_steps()
-    rates = [e.rates for e in steps if e.owner == steps[0].owner and e.rates]
-    count = min((len(each) for each in rates), default=0)
-    return [
-        (group, rates[0][group], rates[-1][group])
-        for group in range(count)
-        if len({f"{each[group]:.12g}" for each in rates}) > 1
-    ]
-
-
-def meant_rates(lr: Callable[[int], float] | Sequence[float], count: int) -> list[float]:
-    """Return the rates that are meant for the first steps."""
-    if callable(lr):
-        return [float(lr(step)) for step in range(count)]
-    return [float(rate) for rate in lr][:count]
-
-
-def _as_far_as_declared(lr: Callable[[int], float], count: int) -> list[float]:
-    """Return the rates of the first steps, up to the one for which a function gives none."""
-    found: list[float] = []
-    for step in range(count):
-        try:
-            found.append(float(lr(step)))
-        except Exception:  # the user's schedule ends here
-            break
-    return found
-
-
-def close(a: float, b: float, scale: float) -> bool:
-    """Say whether two rates are equal up to rounding."""
-    return math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=1e-9 * max(scale, 1e-12))
-
-
 def schedule_finding(
     subject: Subject, trace: Trace, meant: Callable[[int], float] | Sequence[float]
 ) -> Finding | None:
@@ -150,22 +116,27 @@ def schedule_finding(
     stepped = [e for _, e in trace.of("scheduler-step")]
     step = trace.optimizer_steps()[0]
     constant = len(set(expected)) == 1
-    cause, because, fix = _relation(meant, rates, stepped, trace, constant=constant)
+    cause, because, fix = relation(meant, rates, stepped, trace, constant=constant)
     setting = last_setting(subject, wrong[0])
     if setting is not None and not stepped and wrong[0] and len(set(rates)) == 1:
         setting = None  # it is right at first, and then nothing changes it
     by_hand = setting is not None and not setting.loads
     made = _where_made(subject, trace, stepped, wrong[0], by_hand=by_hand)
     place = next((e.place for e in stepped if e.place is not None), None)
-    if place is None or cause in (_OTHER_FUNCTION, _OTHER_BASE):
+    if place is None or cause in (OTHER_FUNCTION, OTHER_BASE):
         # no call of the user's steps it, or the calls are right and what they step is not
         place = next((p for _, p in made if p is not None), place) or optimizer_line(subject)
     n = wrong[0]
     if setting is not None:
-        often = setting.times > 1 and "positions in each step" in cause
-        place = setting.called if often and setting.called is not None else setting.location
-        if often:
-            because += f"; {at(place)} changes it {setting.times} times in a step"
+        place = setting.location
+        advances = by_hand and not stepped and cause.startswith(ADVANCES)
+        if advances and (often := sets_in_step(subject, setting)) is not None:
+            place = often.location
+            cause = f"the rates are set {often.times} times in one step: {cause}"
+            because += f"; in one step {at(place)} runs {often.times} times"
+            if place != setting.location:
+                because += f", and {at(setting.location)} sets them each time"
+            fix = f"run {at(place)} once per optimizer step, after it"
         if setting.loads:
             cause = (
                 f"load_state_dict replaces the learning rate {setting.before:g} by the saved "
@@ -179,7 +150,7 @@ def schedule_finding(
                 f"set group['lr'] of every param_group after {at(place)}, or load only the "
                 "moments (state)"
             )
-    elif not stepped and cause.startswith(_FIRST_STAYS):
+    elif not stepped and cause.startswith(FIRST_STAYS):
         # what sets the rate of another group might have set this one's too
         moving = moving_groups(trace)[0][0]
         setting = last_setting(subject, n, moving) or last_setting(subject, wrong[-1], moving)
@@ -188,8 +159,10 @@ def schedule_finding(
             if (loop := loop_before(place)) is not None:
                 because += f"; {at(place)} runs once, after the loop on line {loop.line}"
                 fix += f": move {at(place)} into the loop on line {loop.line}"
+    elif not stepped and cause == OTHER_FUNCTION and len(set(rates)) == 1:
+        because += "; no scheduler is stepped"
     formula = None
-    if by_hand and setting is not None and cause.startswith((_OTHER_FUNCTION, _SHIFTED)):
+    if by_hand and setting is not None and cause.startswith((OTHER_FUNCTION, SHIFTED)):
         formula = produced(subject, n, setting.after)
     culprits = [Culprit("scheduler", e.name, f"{len(stepped)} calls", e.place) for e in stepped[:1]]
     culprits += [Culprit("scheduler", name, "defines the schedule", p) for name, p in made]
@@ -199,7 +172,7 @@ def schedule_finding(
         culprits.insert(0, Culprit("call", name, detail, place))
         if formula is not None:
             place = formula.location
-            if cause.startswith(_SHIFTED) and formula.counted is not None:
+            if cause.startswith(SHIFTED) and formula.counted is not None:
                 place = formula.counted
                 because += (
                     f"; {formula.function} computes it from {formula.counter}, set at {at(place)}"
@@ -226,132 +199,6 @@ def schedule_finding(
         because=because,
         fix=fix,
         evidence={"rates": rates, "meant": expected},
-    )
-
-
-def _relation(
-    meant: Callable[[int], float] | Sequence[float],
-    rates: list[float],
-    stepped: list[Event],
-    trace: Trace,
-    *,
-    constant: bool = False,
-) -> tuple[str, str, str]:
-    """Recognise how the used rates follow from the meant ones, which may be constant."""
-    count = len(rates)
-    far = _as_far_as_declared(meant, 64 * count) if callable(meant) else meant_rates(meant, 10**9)
-    scale = max((abs(rate) for rate in far), default=1.0)
-    name = stepped[0].name if stepped else "the scheduler"
-    place = stepped[0].place if stepped else None
-    where = f" at {at(place)}" if place is not None else ""
-
-    def follows(place: Callable[[int], int], start: int = 0) -> bool:
-        if constant:
-            return False
-        pairs = [(rates[n], far[place(n)]) for n in range(start, count) if 0 <= place(n) < len(far)]
-        return len(pairs) >= 2 and all(close(a, b, scale) for a, b in pairs)
-
-    still = len({f"{rate:.12g}" for rate in rates}) == 1
-    if still and not constant and (moving := moving_groups(trace)):
-        groups = ", ".join(str(group) for group, *_ in moving[:4])
-        _, before, after = moving[0]
-        word = "groups" if len(moving) > 1 else "group"
-        return (
-            f"{_FIRST_STAYS}, while the rate of {word} {groups} changes",
-            f"over the same steps the rate of group {moving[0][0]} goes from {before:g} to {after:g}",
-            "set the rate of every group of optimizer.param_groups",
-        )
-    if not stepped and not constant and still:
-        return (
-            "the learning rate never changes: no scheduler is stepped",
-            f"no scheduler's step ran in {trace.steps} calls, and all rates are {rates[0]:g}",
-            "step a scheduler with that schedule after the optimizer",
-        )
-    if follows(lambda n: n + 1):
-        return (
-            "the schedule runs one step ahead: the scheduler steps before the optimizer",
-            (
-                f"the rate of step n is the one declared for n + 1; {name}() "
-                f"runs{where or ' with every step'}"
-            ),
-            f"move {name}() after the optimizer's step",
-        )
-    if follows(lambda n: n - 1, 1):
-        return (
-            "the schedule runs one step behind",
-            "the rate of step n is the one declared for n - 1",
-            "start the schedule at the first step (its initial step, or last_epoch)",
-        )
-    pairs = enumerate(zip(rates, far, strict=False))
-    start = next((n for n, pair in pairs if not close(*pair, scale)), 0)
-    if len({f"{rate:.12g}" for rate in rates[start:]}) > 2 and start:
-        for shift in sorted(range(1 - count, count), key=abs):
-            if shift and follows(partial(operator.add, shift), start):
-                return _shifted(start, shift)
-    return _stretched(follows, name, stepped, trace, where, rates, far)
-
-
-def _shifted(start: int, shift: int) -> tuple[str, str, str]:
-    """Describe rates that are right before a step and another part of the schedule's from there on."""
-    later = f"{abs(shift)} steps {'later' if shift > 0 else 'earlier'}"
-    before = f": subtract the {start} steps before it" if shift == start else ""
-    return (
-        f"{_SHIFTED} step {start} on: its rates are those declared {later}",
-        f"up to step {start - 1} the rates are as declared, then each is the one declared {later}",
-        f"correct the count of steps from step {start} on{before}",
-    )
-
-
-def _stretched(
-    follows: Callable[..., bool],
-    name: str,
-    stepped: list[Event],
-    trace: Trace,
-    where: str,
-    rates: list[float],
-    far: list[float],
-) -> tuple[str, str, str]:
-    """Recognise rates that are stretched, or another base or function."""
-    for times in (2, 3, 4, 5, 8, 10, 16, 32):
-        if follows(lambda n, times=times: n * times):
-            return (
-                f"the schedule advances {times} positions per step",
-                (
-                    f"the rate of step n is the one declared for {times} * n; {name}() ran "
-                    f"{len(stepped)} times in {trace.steps} calls"
-                ),
-                f"step it once per optimizer step{where}"
-                if stepped
-                else "advance the schedule by one per step",
-            )
-        if follows(lambda n, times=times: (n + 1) * times):
-            return (
-                f"the schedule advances {times} positions in each step, before the optimizer",
-                f"the rate of step n is the one declared for {times} * (n + 1)",
-                f"step it once per optimizer step{where}, after it"
-                if stepped
-                else "advance the schedule by one per step, after the optimizer",
-            )
-        if follows(lambda n, times=times: n // times):
-            return (
-                f"the schedule advances once in {times} steps, as if per epoch",
-                f"the rate of step n is the one declared for n // {times}",
-                "step the scheduler with every batch",
-            )
-    ratios = [a / b for a, b in zip(rates, far, strict=False) if b]
-    if len(ratios) >= 2 and ratios[0] and all(close(r, ratios[0], ratios[0]) for r in ratios):
-        return (
-            _OTHER_BASE,
-            f"used / declared is {ratios[0]:.6g} at all {len(ratios)} steps",
-            "correct the lr of the optimizer, or make the schedule return a factor of it",
-        )
-    return (
-        _OTHER_FUNCTION,
-        (
-            f"no shift or stretch of the declared rates gives the used ones; {name} "
-            f"{'runs' + where if stepped else 'is not stepped'}"
-        ),
-        "correct the schedule's formula or its length",
     )
 
 

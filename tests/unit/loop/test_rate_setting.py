@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -141,3 +142,89 @@ def test_a_rate_that_is_set_again_after_loading() -> None:
 
     found = finding(make, lambda step: 0.1 * 0.9**step, step)
     assert found.status == "passed", found
+
+
+class Polynomial:
+    """A scheduler of the user's own, for all groups; ``start`` says at which position it begins."""
+
+    def __init__(self, optimizer: Any, start: int = 0) -> None:
+        self.optimizer, self.count = optimizer, start
+        self.apply()
+
+    def apply(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = meant(self.count)  # SETS
+
+    def advance(self) -> None:
+        self.count += 1
+        self.apply()
+
+
+def meant(step: int) -> float:
+    return 0.1 * (1 - step / 400) ** 2
+
+
+def groups(model: Any) -> Any:
+    return torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
+
+
+def in_parts(after: str, start: int = 0, parts: int = 4) -> Callable[..., Any]:
+    """Make a step in parts whose schedule advances after each of them, in the loop or behind it, or after the step."""
+
+    def step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+        if not hasattr(optimizer, "own"):
+            optimizer.own = Polynomial(optimizer, start)
+        optimizer.zero_grad()
+        for x, y in zip(inputs[0].chunk(parts), targets.chunk(parts), strict=True):
+            loss = F.mse_loss(model(x), y, reduction="sum") / targets.numel()
+            loss.backward()
+            if after == "part":
+                optimizer.own.advance()  # HERE
+            if after == "written out":
+                optimizer.own.count += 1
+                for group in optimizer.param_groups:
+                    group["lr"] = meant(optimizer.own.count)  # HERE
+        if after == "twice":
+            optimizer.own.advance()
+            optimizer.own.advance()
+        optimizer.step()
+        if after == "step":
+            optimizer.own.advance()
+        if after == "often":
+            for _ in range(3):
+                optimizer.own.apply()
+            optimizer.own.advance()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("after", ["part", "written out"])
+@pytest.mark.parametrize("start", [0, -1])
+def test_rates_that_are_set_with_each_part_of_a_step(after: str, start: int) -> None:
+    found = finding(groups, meant, in_parts(after, start))
+    assert found.code == "schedule-differs"
+    assert found.cause.startswith("the rates are set 4 times in one step: the schedule advances 4")
+    assert text(found).endswith("# HERE")
+    assert "# HERE" in next(c.location for c in found.culprits if c.location).text
+    assert "stepped" not in found.because
+    if start:
+        assert "declared for 4 * n + 3" in found.because
+
+
+def test_two_calls_on_two_lines_have_no_one_line() -> None:
+    found = finding(groups, meant, in_parts("twice"))
+    assert "advances 2 positions" in found.cause
+    assert "set 4 times" not in found.cause
+    assert text(found).endswith("# SETS")
+
+
+@pytest.mark.parametrize("after", ["step", "often"])
+def test_rates_that_are_right_however_often_they_are_set(after: str) -> None:
+    assert finding(groups, meant, in_parts(after)).status == "passed"
+
+
+def test_what_sets_the_rates_is_not_said_to_be_idle() -> None:
+    found = finding(groups, lambda n: 0.1 / (n + 3) ** 0.5, in_parts("step"))
+    assert "no shift or stretch" in found.because
+    assert "stepped" not in found.because

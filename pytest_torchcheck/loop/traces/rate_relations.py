@@ -1,0 +1,195 @@
+"""How the rates that a run used follow from those that were meant: shifted, stretched, scaled, or not at all."""
+
+from __future__ import annotations
+
+import math
+import operator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .wording import at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..trace import Event, Trace
+
+_TOLERANCE = 1e-6
+_MOST_TIMES = 16
+OTHER_FUNCTION = "the schedule differs from the declared function"
+ADVANCES = "the schedule advances"
+SHIFTED = "the schedule counts its steps otherwise from"
+FIRST_STAYS = "parameter group 0 keeps its learning rate"
+OTHER_BASE = (
+    "every rate is off by the same factor: the base rate or the scale of the schedule is wrong"
+)
+
+
+def moving_groups(trace: Trace) -> list[tuple[int, float, float]]:
+    """Return the parameter groups, of the first optimizer that steps, whose rate changes: index, first and last rate."""
+    steps = trace.optimizer_steps()
+    rates = [e.rates for e in steps if e.owner == steps[0].owner and e.rates]
+    count = min((len(each) for each in rates), default=0)
+    return [
+        (group, rates[0][group], rates[-1][group])
+        for group in range(count)
+        if len({f"{each[group]:.12g}" for each in rates}) > 1
+    ]
+
+
+def meant_rates(lr: Callable[[int], float] | Sequence[float], count: int) -> list[float]:
+    """Return the rates that are meant for the first steps."""
+    if callable(lr):
+        return [float(lr(step)) for step in range(count)]
+    return [float(rate) for rate in lr][:count]
+
+
+def _as_far_as_declared(lr: Callable[[int], float], count: int) -> list[float]:
+    """Return the rates of the first steps, up to the one for which a function gives none."""
+    found: list[float] = []
+    for step in range(count):
+        try:
+            found.append(float(lr(step)))
+        except Exception:  # the user's schedule ends here
+            break
+    return found
+
+
+def close(a: float, b: float, scale: float) -> bool:
+    """Say whether two rates are equal up to rounding."""
+    return math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=1e-9 * max(scale, 1e-12))
+
+
+def relation(
+    meant: Callable[[int], float] | Sequence[float],
+    rates: list[float],
+    stepped: list[Event],
+    trace: Trace,
+    *,
+    constant: bool = False,
+) -> tuple[str, str, str]:
+    """Recognise how the used rates follow from the meant ones, which may be constant."""
+    count = len(rates)
+    far = _as_far_as_declared(meant, 64 * count) if callable(meant) else meant_rates(meant, 10**9)
+    scale = max((abs(rate) for rate in far), default=1.0)
+    name = stepped[0].name if stepped else "the scheduler"
+    place = stepped[0].place if stepped else None
+    where = f" at {at(place)}" if place is not None else ""
+
+    def follows(place: Callable[[int], int], start: int = 0) -> bool:
+        if constant:
+            return False
+        pairs = [(rates[n], far[place(n)]) for n in range(start, count) if 0 <= place(n) < len(far)]
+        return len(pairs) >= 2 and all(close(a, b, scale) for a, b in pairs)
+
+    still = len({f"{rate:.12g}" for rate in rates}) == 1
+    if still and not constant and (moving := moving_groups(trace)):
+        groups = ", ".join(str(group) for group, *_ in moving[:4])
+        _, before, after = moving[0]
+        word = "groups" if len(moving) > 1 else "group"
+        return (
+            f"{FIRST_STAYS}, while the rate of {word} {groups} changes",
+            f"over the same steps the rate of group {moving[0][0]} goes from {before:g} to {after:g}",
+            "set the rate of every group of optimizer.param_groups",
+        )
+    if not stepped and not constant and still:
+        return (
+            "the learning rate never changes: no scheduler is stepped",
+            f"no scheduler's step ran in {trace.steps} calls, and all rates are {rates[0]:g}",
+            "step a scheduler with that schedule after the optimizer",
+        )
+    if follows(lambda n: n + 1):
+        return (
+            "the schedule runs one step ahead: the scheduler steps before the optimizer",
+            (
+                f"the rate of step n is the one declared for n + 1; {name}() "
+                f"runs{where or ' with every step'}"
+            ),
+            f"move {name}() after the optimizer's step",
+        )
+    if follows(lambda n: n - 1, 1):
+        return (
+            "the schedule runs one step behind",
+            "the rate of step n is the one declared for n - 1",
+            "start the schedule at the first step (its initial step, or last_epoch)",
+        )
+    pairs = enumerate(zip(rates, far, strict=False))
+    start = next((n for n, pair in pairs if not close(*pair, scale)), 0)
+    if len({f"{rate:.12g}" for rate in rates[start:]}) > 2 and start:
+        for shift in sorted(range(1 - count, count), key=abs):
+            if shift and follows(partial(operator.add, shift), start):
+                return _shifted(start, shift)
+    return _stretched(follows, name, stepped, trace, where, rates, far)
+
+
+def _shifted(start: int, shift: int) -> tuple[str, str, str]:
+    """Describe rates that are right before a step and another part of the schedule's from there on."""
+    later = f"{abs(shift)} steps {'later' if shift > 0 else 'earlier'}"
+    before = f": subtract the {start} steps before it" if shift == start else ""
+    return (
+        f"{SHIFTED} step {start} on: its rates are those declared {later}",
+        f"up to step {start - 1} the rates are as declared, then each is the one declared {later}",
+        f"correct the count of steps from step {start} on{before}",
+    )
+
+
+def _stretched(
+    follows: Callable[..., bool],
+    name: str,
+    stepped: list[Event],
+    trace: Trace,
+    where: str,
+    rates: list[float],
+    far: list[float],
+) -> tuple[str, str, str]:
+    """Recognise rates that are stretched, or another base or function."""
+    for times in (2, 3, 4, 5, 8, 10, 16, 32):
+        if follows(lambda n, times=times: n * times):
+            return (
+                f"{ADVANCES} {times} positions per step",
+                f"the rate of step n is the one declared for {times} * n"
+                + (
+                    f"; {name}() ran {len(stepped)} times in {trace.steps} calls" if stepped else ""
+                ),
+                f"step it once per optimizer step{where}"
+                if stepped
+                else "advance the schedule by one per step",
+            )
+        if follows(lambda n, times=times: (n + 1) * times):
+            return (
+                f"{ADVANCES} {times} positions in each step, before the optimizer",
+                f"the rate of step n is the one declared for {times} * (n + 1)",
+                f"step it once per optimizer step{where}, after it"
+                if stepped
+                else "advance the schedule by one per step, after the optimizer",
+            )
+        if follows(lambda n, times=times: n // times):
+            return (
+                f"the schedule advances once in {times} steps, as if per epoch",
+                f"the rate of step n is the one declared for n // {times}",
+                "step the scheduler with every batch",
+            )
+    ratios = [a / b for a, b in zip(rates, far, strict=False) if b]
+    if len(ratios) >= 2 and ratios[0] and all(close(r, ratios[0], ratios[0]) for r in ratios):
+        return (
+            OTHER_BASE,
+            f"used / declared is {ratios[0]:.6g} at all {len(ratios)} steps",
+            "correct the lr of the optimizer, or make the schedule return a factor of it",
+        )
+    for times in range(2, _MOST_TIMES + 1):
+        for shift in range(1, times):
+            known = {f"{rate:.12g}" for n, rate in enumerate(rates) if times * n + shift < len(far)}
+            if len(known) > 2 and follows(lambda n, t=times, s=shift: t * n + s):
+                return (
+                    f"{ADVANCES} {times} positions in each step, {shift} of them before the first",
+                    f"the rate of step n is the one declared for {times} * n + {shift}",
+                    f"step it once per optimizer step{where}, after it"
+                    if stepped
+                    else "advance the schedule by one per step, after the optimizer",
+                )
+    return (
+        OTHER_FUNCTION,
+        "no shift or stretch of the declared rates gives the used ones"
+        + (f"; {name} runs{where}" if stepped else ""),
+        "correct the schedule's formula or its length",
+    )
