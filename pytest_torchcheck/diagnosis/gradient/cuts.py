@@ -119,6 +119,18 @@ def kind_at(kind: str, location: Location | None) -> str:
     return kind
 
 
+def names_around(location: Location) -> tuple[str, str]:
+    """Return what ``name = value.detach()`` cuts and the name that it gives; empty where a line does more than that."""
+    line = sources.statement(location.file, location.line)
+    if not isinstance(line, ast.Assign) or not isinstance(name := line.targets[0], ast.Name):
+        return "", ""
+    cut = line.value.func if isinstance(line.value, ast.Call) else line.value
+    if not isinstance(cut, ast.Attribute) or cut.attr not in ("detach", "data"):
+        return "", ""
+    before = ast.unparse(cut.value)
+    return (before, name.id) if before != name.id and before.isidentifier() else ("", "")
+
+
 def _terms(node: ast.AST, sign: int = 1, detached: bool = False) -> Iterator[tuple[str, int, bool]]:
     """Yield the terms of a sum: the code of each, its sign, and whether it lost its graph."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):

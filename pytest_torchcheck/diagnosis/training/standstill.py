@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -13,13 +13,14 @@ from ...findings import Culprit, Finding
 from ...loop.recorder import trace_of
 from ...loop.traces.rebound_parameters import where_rebound
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
+from ...probes.gradient.readers import readers_of
 from ...runs.training.steps import lost
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
 from ...text.wording import counted, names_text
 from ...verdicts import suspicious, violated
-from ..gradient.cuts import CAUSES, fix_of, kind_at
+from ..gradient.cuts import CAUSES, fix_of, kind_at, names_around
 from ..gradient.missing import missing as lost_gradients
 from ..gradient.zero import causes_of_zero
 from ..gradient.zero import zero as zeros
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _Found = TypeVar("_Found")
+_GRADLESS = "it gets no gradient in the declared training step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +181,7 @@ def _left_alone(subject: Subject, names: list[str], made: Trajectory) -> _Reason
             culprits=out.culprits if out is not None else (),
         )
     if subject.contract.train_step is not None:
-        place, cause, because, fix = _own_step_cause(subject, names, made, first)
-        return _Reason(place=place, cause=cause, because=because, fix=fix)
+        return _own_step_cause(subject, names, made, first)
     name = next(n for n in names if first.stats[n].kind not in ("none", "zero"))
     gradless = sum(first.stats[n].kind in ("none", "zero") for n in names)
     others = f"; {gradless} others get no gradient" * bool(gradless)
@@ -219,7 +220,7 @@ def _moves_in_double(subject: Subject, name: str) -> float:
 
 def _own_step_cause(
     subject: Subject, names: list[str], made: Trajectory, first: Gradients
-) -> tuple[Location | None, str, str, str]:
+) -> _Reason:
     """Return why the user's own step leaves a parameter as it is."""
     step = subject.contract.train_step
     plain = (
@@ -228,16 +229,24 @@ def _own_step_cause(
     )
     if (cut := _cut_in_step(subject, names[0])) is not None:
         kind = kind_at(cut.kind, cut.region or cut.location)
-        return (
-            cut.region or cut.location,
-            f"it gets no gradient in the declared training step: {CAUSES.get(kind, 'the graph is cut')}",
-            f"{cut.fact}; {plain}" if cut.fact else plain,
-            fix_of(kind, cut.location).format(names=repr(names[0])),
+        if kind in ("detach", "data") and (
+            read := _read_again(subject, names[0], cut, kind, plain)
+        ):
+            return read
+        return _Reason(
+            place=cut.region or cut.location,
+            cause=f"{_GRADLESS}: {CAUSES.get(kind, 'the graph is cut')}",
+            because=f"{cut.fact}; {plain}" if cut.fact else plain,
+            fix=fix_of(kind, cut.location).format(names=repr(names[0])),
         )
     if (dead := _dies_in_step(subject, names[0])) is not None:
         where, cause, fix = causes_of_zero(dead)
-        cause = f"its gradient is zero in the declared training step: {cause}"
-        return where, cause, f"{dead.fact}; {plain}", fix
+        return _Reason(
+            place=where,
+            cause=f"its gradient is zero in the declared training step: {cause}",
+            because=f"{dead.fact}; {plain}",
+            fix=fix,
+        )
     place = _suspect(subject)
     cleared = all(name not in made.live for name in names)
     cause = (
@@ -248,34 +257,88 @@ def _own_step_cause(
     because = f"{plain}, and the step leaves it bit-equal"
     fix = "order the calls as zero_grad, forward, backward, step"
     place = place or sources.of_object(step)
-    return place, cause, because, fix
+    return _Reason(place=place, cause=cause, because=because, fix=fix)
+
+
+def _read_again(
+    subject: Subject, name: str, cut: GraphCut, kind: str, plain: str
+) -> _Reason | None:
+    """Return which statement reads a value that is cut for another one; None where one statement alone reads it."""
+    if cut.op is None or cut.location is None:
+        return None
+    op = cut.op
+    found = _in_step(
+        subject,
+        lambda step, model, made: readers_of(
+            step, model, op, dict(model.named_parameters())[name], optimizers_of(made)
+        ),
+    )
+    if found is None:
+        return None
+    at_fault, line = found.at_fault, cut.location.line
+    lines = [place.line for place in found.locations]
+    culprits = [Culprit("call", op.name, "cuts the graph", cut.location)]
+    for place in found.locations:
+        detail = (
+            "for the pass that trains it"
+            if place == at_fault
+            else "for another pass" * (at_fault is not None)
+        )
+        culprits.append(
+            Culprit("call", place.text, f"reads the value that is cut {detail}".strip(), place)
+        )
+    listed = f"lines {', '.join(map(str, lines))} read what line {line} cuts from the graph"
+    if at_fault is None:
+        return _Reason(
+            place=cut.location,
+            cause=f"{_GRADLESS}: {CAUSES[kind]}, and several statements read what it gives",
+            because=f"{cut.fact}; {listed}; {plain}",
+            fix=f"let the loss that is to train it read the value from before line {line}",
+            culprits=tuple(culprits),
+        )
+    others = ", ".join(str(each) for each in lines if each != at_fault.line)
+    before, after = names_around(cut.location)
+    names_it = before and after in sources.names_read(at_fault.file, at_fault.line)
+    value = f"{after}," if names_it else "a value"
+    return _Reason(
+        place=at_fault,
+        cause=f"{_GRADLESS}: this line reads {value} which line {line} cuts from the graph; line {others} "
+        "reads it too, for another pass",
+        because=f"{cut.fact}; {plain}",
+        fix=f"write {before} for {after} on line {at_fault.line}"
+        if names_it
+        else f"read the value from before line {line} on line {at_fault.line}",
+        culprits=tuple(culprits[::-1]),
+    )
 
 
 def _cut_in_step(subject: Subject, name: str) -> GraphCut | None:
     """Return where a parameter loses its gradient within the user's own step; None where one comes to it."""
-    return _in_step(
+    found = _in_step(
         subject,
-        lambda step, model: find_cut(step, model, {name: dict(model.named_parameters())[name]}),
-    ).get(name)
+        lambda step, model, _: find_cut(step, model, {name: dict(model.named_parameters())[name]}),
+    )
+    return (found or {}).get(name)
 
 
 def _dies_in_step(subject: Subject, name: str) -> ZeroGradient | None:
     """Return where the gradient of a parameter becomes zero within the user's own step; None where it does not."""
-    return _in_step(subject, lambda step, model: find_zero_gradients(step, model, [name])).get(name)
+    found = _in_step(subject, lambda step, model, _: find_zero_gradients(step, model, [name]))
+    return (found or {}).get(name)
 
 
 def _in_step(
-    subject: Subject, find: Callable[[Callable[[], object], nn.Module], dict[str, _Found]]
-) -> dict[str, _Found]:
-    """Look for something in a run of the user's own step; nothing is found where it raises."""
+    subject: Subject, find: Callable[[Callable[[], object], nn.Module, Any], _Found | None]
+) -> _Found | None:
+    """Look for something in a run of the user's own step, given its optimizers too; None where it raises."""
     with subject.pristine(steps=True, train=True) as model:
         made = subject.make_optimizer(model)
         batch = subject.batch().clone()
         seed_everything(subject.seed)
         try:
-            return find(lambda: subject.train_step(model, made, batch), model)
+            return find(lambda: subject.train_step(model, made, batch), model, made)
         except SubjectError:
-            return {}  # the check that met the error reports it
+            return None  # the check that met the error reports it
 
 
 def _rate_of(subject: Subject, names: list[str]) -> float | None:

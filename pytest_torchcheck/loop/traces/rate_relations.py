@@ -26,7 +26,7 @@ OTHER_BASE = (
 
 
 def moving_groups(trace: Trace) -> list[tuple[int, float, float]]:
-    """Return the parameter groups, of the first optimizer that steps, whose rate changes: index, first and last rate."""
+    """Return the parameter groups of the first optimizer that steps whose rate changes: index, first and last rate."""
     steps = trace.optimizer_steps()
     rates = [e.rates for e in steps if e.owner == steps[0].owner and e.rates]
     count = min((len(each) for each in rates), default=0)
