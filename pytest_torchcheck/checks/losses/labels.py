@@ -10,7 +10,7 @@ import torch
 from ... import promises
 from ...codes import labels as explain
 from ...objects import trees
-from ...probes.loss.arguments import frames_left
+from ...probes.loss.arguments import Alignable, frames_left
 from ...probes.loss.own import labels_of
 from ...runs.losses.consumption import Consumed, evidence
 from ...specs import Labels, Mask
@@ -72,6 +72,16 @@ def _gradients(subject: Subject, batch: Batch, own: bool, dims: Container[int]) 
     return ({path: leaves[path].detach() for path in found}, found) if found else None
 
 
+def _of_ctc(subject: Subject, aligned: list[tuple[Consumed, Alignable]]) -> Iterator[Finding]:
+    for call, labels in aligned:
+        if labels.blanks:
+            yield explain.blank_labels(subject, call, labels)
+        elif labels.low < 0 or labels.top >= labels.classes:
+            yield explain.beyond_the_classes(subject, call, labels)
+        elif frames_left(labels, subject.batch(), subject.source.batch_symbol or ""):
+            yield explain.frames_unread(subject, call, labels)
+
+
 def label_range(subject: Subject) -> Iterator[Finding]:
     """Compare the labels with the size of the class dimension and with the declared classes.
 
@@ -81,20 +91,12 @@ def label_range(subject: Subject) -> Iterator[Finding]:
     seen = evidence(subject)
     drawn = subject.batch().origin == "drawn"
     binary = [] if drawn else [u for u in seen.consumed if u.binary]
-    beyond = next((u for u in binary if u.outside), None)
-    if beyond is not None:
+    if (beyond := next((u for u in binary if u.outside), None)) is not None:
         yield explain.no_probabilities(subject, beyond)
         return
     aligned = [] if drawn else [(u, u.ctc) for u in seen.consumed if u.ctc is not None]
-    for call, labels in aligned:
-        if labels.blanks:
-            yield explain.blank_labels(subject, call, labels)
-        elif labels.low < 0 or labels.top >= labels.classes:
-            yield explain.beyond_the_classes(subject, call, labels)
-        elif frames_left(labels, subject.batch(), subject.source.batch_symbol or ""):
-            yield explain.frames_unread(subject, call, labels)
-        else:
-            continue
+    if (wrong := next(_of_ctc(subject, aligned), None)) is not None:
+        yield wrong
         return
     used = next((u for u in seen.consumed if u.classes), None)
     if used is None and aligned:
@@ -105,16 +107,15 @@ def label_range(subject: Subject) -> Iterator[Finding]:
         )
         return
     if used is None and binary:
-        count = sum(u.binary for u in binary)
         yield passed(
-            f"{count} targets of a binary cross entropy: those that the loss uses lie between 0 and 1"
+            f"{sum(u.binary for u in binary)} targets of a binary cross entropy: those that the loss uses lie between 0 and 1"
         )
         return
     if used is None:
         yield not_applicable("the loss takes no class indices")
         return
-    declared = subject.contract.targets if isinstance(subject.contract.targets, Labels) else None
-    classes = getattr(declared, "classes", None)
+    targets = subject.contract.targets
+    classes = targets.classes if isinstance(targets, Labels) else None
     if isinstance(classes, int) and classes > used.classes:
         yield explain.too_few_outputs(subject, classes, used)
     elif isinstance(classes, int) and classes < used.classes:

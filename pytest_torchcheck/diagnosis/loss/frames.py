@@ -41,7 +41,7 @@ def frames_unread(subject: Subject, used: Consumed, labels: Alignable) -> Findin
 
 
 def _making(subject: Subject, lengths: tuple[int, ...]) -> list[Location]:
-    """Return the lines that compute the lengths in the forward, the last one first; none where they come from elsewhere."""
+    """Return the lines of the forward that compute the lengths, the last one first; none where it does not."""
     with subject.pristine() as model:
         trace = record(eval_run(subject, subject.batch()), model)
     place = next((p for p in trace.outputs if _is(trace.values[p].values, lengths)), None)

@@ -173,7 +173,8 @@ def _led_astray(place: Place, index: Op) -> Place:
         place,
         settings=(made, *place.settings),
         cause=f"the index by which {place.ran} takes elements leads into other samples",
-        fix=f"add the place where each sample begins to the index{on_line(index.location)}, or take elements per sample",
+        fix=f"add the place where each sample begins to the index{on_line(index.location)}, or take elements "
+        "per sample",
     )
 
 

@@ -47,15 +47,7 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
         f"{max(steps):g} and {min(steps):g} in float64"
     )
     if ops := surrogates(subject, list(found.wrong)[:_MOVED]):
-        with subject.pristine() as model:
-            swapped = wrong_way_round(forward_and_loss(subject), model)
-        if swapped is not None:
-            return _swapped(swapped, observed, shown)
-        return not_applicable(
-            f"the gradient is a surrogate of a forward that is constant by pieces: "
-            f"{ops[0].name}{on_line(ops[0].location)} keeps its value while its operands move ({observed})",
-            evidence=shown,
-        )
+        return _surrogate(subject, ops[0], observed, shown)
     if found.nodes:
         return inconclusive(
             f"{observed}; the custom {', '.join(found.nodes[:3])} on the way is judged by gradcheck",
@@ -97,8 +89,16 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
     )
 
 
-def _swapped(op: Op, observed: str, shown: dict[str, Any]) -> Finding:
-    """Explain a straight-through estimator with the value of one operand where that of the other is wanted."""
+def _surrogate(subject: Subject, held: Op, observed: str, shown: dict[str, Any]) -> Finding:
+    """Leave a surrogate gradient be, unless a straight-through estimator has the value that it was to replace."""
+    with subject.pristine() as model:
+        op = wrong_way_round(forward_and_loss(subject), model)
+    if op is None:
+        return not_applicable(
+            f"the gradient is a surrogate of a forward that is constant by pieces: "
+            f"{held.name}{on_line(held.location)} keeps its value while its operands move ({observed})",
+            evidence=shown,
+        )
     owner = f" of {op.module}" if op.module else ""
     culprit = Culprit("call", op.name, "adds (z - a).detach() to a", op.location)
     if op.module:

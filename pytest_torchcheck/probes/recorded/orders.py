@@ -225,7 +225,7 @@ def by_place(
 
 
 def made_index(base: Trace, step: Step) -> Op | None:
-    """Return the first operation that had a part in the integers by which a step takes elements; None where it takes none."""
+    """Return the first operation on the way to the integers by which a step takes elements; None without such."""
     if step.op.name.rpartition(".")[2] not in _TAKING:
         return None
 
