@@ -138,15 +138,16 @@ def told(part: Part, found: Apart) -> Finding:
 
 
 def _maps(survey: Survey) -> Iterator[_Map]:
-    """Yield the target maps of a sample, by convention or, in a mapping without one, its maps of whole numbers."""
+    """Yield the target maps of a sample, by convention or, where none is a target by that, its integer maps."""
     first = survey.samples[0]
-    arrays = [leaf for leaf in first.leaves if leaf.kind in ("tensor", "array")]
+    arrays = [one for one in first.leaves if one.kind in ("tensor", "array") and len(one.shape) > 1]
     chosen = [leaf for leaf in arrays if is_under(leaf.path, first.target)]
-    if first.target is None:
+    by_convention = bool(chosen)
+    if not chosen:
         chosen = [leaf for leaf in arrays if not leaf.is_floating]
     for leaf in chosen:
         others = [one for one in arrays if one not in chosen]
-        if first.target is None:
+        if not by_convention:
             others += [one for one in chosen if len(one.shape) > len(leaf.shape)]
         matched = [(one, axes) for one in others if (axes := _common(leaf, one)) is not None]
         if matched and leaf.digest is not None:
@@ -210,11 +211,11 @@ def _of(sample: Any, one: _Map) -> _Read | None:
     inputs = [found.get(path) for path, _ in one.inputs]
     if not all(is_array(value) for value in (target, *inputs)):
         return None
-    own = target_path(sample) or one.path
+    own = target_path(sample)
     digest = join_digests(
         describe_leaf(path, value).digest
         for path, value in found.items()
-        if not is_under(path, own)
+        if path != one.path and not is_under(path, own)
     )
     if digest is None:
         return None

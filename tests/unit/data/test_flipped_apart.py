@@ -88,6 +88,14 @@ class AxesDrawn(Scenes):
         return {"x": image, "labels": {"coarse": target[::2, ::2].flip(axes), "scene": 1}}
 
 
+class Named(Scenes):
+    """The last of a sample is its name, no map."""
+
+    def parts(self, image, target):
+        image = turned(image, coin())
+        return image, turned(target, coin()), "scene"  # and the map
+
+
 class Depth(Scenes):
     def parts(self, image, target):
         depth = target.float().unsqueeze(0)
@@ -124,6 +132,7 @@ def line(owner, text):
         (PassedOn, "# both", "for_map", "rotated"),
         (InOneExpression, "# the mask", "", "mirrored"),
         (AxesDrawn, "# of the map", "axes", "mirrored"),
+        (Named, "# and the map", "often", "rotated"),
         (Depth, "return image, depth", "", "mirrored"),
     ],
 )
