@@ -103,6 +103,36 @@ def choosing_dimensions(place: Location | None) -> list[tuple[str, Location]]:
     return _set_by(place, [each.id for each in given if isinstance(each, ast.Name)])
 
 
+def dimensions_of_owner(place: Location | None, owner: object) -> list[tuple[str, Location]]:
+    """Return the attributes that the calls on a line take as dimensions, with the lines that gave them their values.
+
+    Of several assignments, as in two branches of a constructor, those count that write the value that the owner has.
+    """
+    found = None if place is None else sources.parsed(type(owner))
+    if place is None or found is None:
+        return []
+    calls = (
+        n
+        for n in sources.nodes(place.file)
+        if isinstance(n, ast.Call) and sources.holds(n, place.line)
+    )
+    names = {
+        each.attr
+        for call in calls
+        for each in _dimensions(call)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+    return [
+        (f"self.{target.attr}", sources.of_line(found[1], target.lineno))
+        for node in ast.walk(found[0])
+        for target, value in sources.writes(node)
+        if isinstance(target, ast.Attribute) and target.attr in names
+        if ast.unparse(value) == repr(getattr(owner, target.attr, None))
+    ][:_MOST]
+
+
 _OVER_DIMENSIONS = frozenset({
     "mean", "sum", "var", "std", "amax", "amin", "max", "min", "prod", "norm", "logsumexp", "softmax",
     "log_softmax", "cumsum", "cumprod", "argmax", "argmin", "sort", "argsort", "topk", "median", "flip",

@@ -34,7 +34,7 @@ from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ...verdicts import violated
 from ..crashes.place import Place
-from ..lines.conditions import choosing_dimensions
+from ..lines.conditions import choosing_dimensions, dimensions_of_owner
 from .batch_first import built_for_time_first
 from .eval_lines import (
     eval_run,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...batches import Batch
-    from ...findings import Finding
+    from ...findings import Finding, Location
     from ...probes.positions.spread import Spread
     from ...probes.recorded.operations import Trace
     from ...probes.recorded.watch import Op
@@ -289,9 +289,15 @@ def finding_at(
 
 
 def _setting(place: Place | None) -> str:
-    """Say on which line the dimensions of an operation are set, where it is another one."""
-    chosen = [one for one in (place.settings if place else ()) if one.detail == _CHOSEN]
-    return "".join(f"; {one.name} is set{on_line(one.location)}" for one in chosen[:1])
+    """Say on which line the dimensions of an operation are set, and where its function is called."""
+    said = place.settings if place else ()
+    words = {_CHOSEN: "set", _CALLED: "called"}
+    first = {one.detail: one for one in reversed(said) if one.detail in words}
+    return "".join(
+        f"; {first[detail].name} is {word}{on_line(first[detail].location)}"
+        for detail, word in words.items()
+        if detail in first
+    )
 
 
 def _with_what_ran(subject: Subject, place: Place | None) -> Place | None:
@@ -311,6 +317,7 @@ def _with_what_ran(subject: Subject, place: Place | None) -> Place | None:
 
 
 _CHOSEN = "the dimensions are chosen here"
+_CALLED = "is called here"
 _ROUNDED_NARROW = 1e-5
 """The same where the forward computes in float32 in between."""
 _ROUNDED = 1e-11
@@ -340,11 +347,26 @@ def place_of(found: Any, model: torch.nn.Module | None = None) -> Place | None:
         module=name,
         module_class=op.module_class if op is not None and op.module == name else "",
         fact=getattr(found, "fact", ""),
-        settings=tuple(
-            Culprit("call", name, _CHOSEN, at)
-            for name, at in choosing_dimensions(getattr(found, "location", None))
+        settings=(
+            *(Culprit("call", name, _CHOSEN, at) for name, at in _dimensions(found, name, model)),
+            *_called(found),
         ),
     )
+
+
+def _called(found: Any) -> list[Culprit]:
+    """Return where a helper is called in which an operation stands: what it is given may be the mistake."""
+    place, caller = getattr(found, "location", None), getattr(found, "caller", None)
+    function = "" if place is None else place.function.rpartition(".")[2]
+    if caller is None or function in ("", "forward", "__call__") or function.startswith("<"):
+        return []
+    return [Culprit("call", function, _CALLED, caller)]
+
+
+def _dimensions(found: Any, name: str, model: torch.nn.Module | None) -> list[tuple[str, Location]]:
+    place = getattr(found, "location", None)
+    owner = None if model is None else dict(model.named_modules()).get(name)
+    return choosing_dimensions(place) + ([] if owner is None else dimensions_of_owner(place, owner))
 
 
 def _is_torchs_own(model: torch.nn.Module, name: str) -> bool:

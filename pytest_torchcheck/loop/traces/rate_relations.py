@@ -142,7 +142,14 @@ def _stretched(
     rates: list[float],
     far: list[float],
 ) -> tuple[str, str, str]:
-    """Recognise rates that are stretched, or another base or function."""
+    """Recognise rates that stay, are stretched, or come of another base or function."""
+    if len(rates) > 1 and all(close(rate, rates[0], rates[0]) for rate in rates):
+        return (
+            "the schedule leaves the rate as it is",
+            f"all {len(rates)} rates used are {rates[0]:.6g}"
+            + (f"; {name} runs{where}" if stepped else ""),
+            "let the schedule return another rate for each step",
+        )
     for times in (2, 3, 4, 5, 8, 10, 16, 32):
         if follows(lambda n, times=times: n * times):
             return (

@@ -35,6 +35,7 @@ class Spread:
         operands: What made the values that it read: a ``F.pad`` before a convolution, a mask
             before a softmax.
         reread: The view before it that took the positions out of their dimension.
+        caller: The line that called the function in which the operation stands.
     """
 
     op: Op
@@ -45,6 +46,7 @@ class Spread:
     reaches: int | None
     operands: tuple[Op, ...]
     reread: Reread | None = None
+    caller: Location | None = None
 
 
 def first_spread(
@@ -360,6 +362,7 @@ def _spread(base: Trace, step: Step, masks: Mapping[int, Tensor], length: int, s
         fact += f", {'from' if side == 'right' else 'up to'} position {first} on"
         fact = fact.removesuffix(" on") if side == "left" else fact
     return Spread(
+        caller=next(iter(step.callers), None),
         op=step.op,
         location=step.op.location,
         module=step.op.module,

@@ -54,6 +54,7 @@ class Divergence:
         reread: The view before it that took the samples out of their dimension.
         region: The line that entered the checkpointed region which runs it.
         index: What made the integers by which it takes elements of another sample.
+        caller: The line that called the function in which it stands.
     """
 
     kind: DivergenceKind
@@ -67,6 +68,7 @@ class Divergence:
     reread: Reread | None = None
     region: Location | None = None
     index: Op | None = None
+    caller: Location | None = None
 
 
 def _divergence(
@@ -87,6 +89,7 @@ def _divergence(
         error=error,
         share=share,
         operands=operands_of(trace, step),
+        caller=next(iter(step.callers), None),
     )
 
 
