@@ -64,7 +64,7 @@ def leaking_line(
             settings=(Culprit("call", found.op.name, "selects by it", found.op.location),),
             fix="keep the index in front of it: the last real position of a sample is length - 1",
         )
-    settings = masks_of(base, found.op, subject.model)
+    settings = (*place.settings, *masks_of(base, found.op, subject.model))
     place = replace(place, settings=settings)
     for operand in reversed(found.operands):
         if operand.location is not None and operand.name.rpartition(".")[2] in _SHAPERS:
