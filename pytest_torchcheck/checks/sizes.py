@@ -12,7 +12,7 @@ from ..late import Late
 from ..runs.facts import forward_facts, kept_by, outputs
 from ..runs.outputs import Rows, gaps_between, output_rows
 from ..runs.remembering import remembered
-from ..runs.variants.largest import at_batch, sizes_of, told_apart
+from ..runs.variants.largest import at_batch, exchanged, sizes_of, told_apart
 from ..runs.variants.woken import hidden
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, passed
@@ -180,6 +180,8 @@ def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
         if remembered(subject):
             return  # what sizes of the base batch leave behind is judged by eval-purity
         keeps = [max(keeps, key=lambda one: sum(t.numel() for t in one[0].tensors().values()))]
+    if keeps:  # what is kept by a product of sizes is the same for the exchanged ones
+        keeps += [(other, keeps[0][1]) for other in exchanged(subject)]
     for other, kept in keeps:
         if moved := remembered(subject, other=other):
             yield explain.remembers(subject, list(moved), kept, other)

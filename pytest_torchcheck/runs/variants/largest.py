@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,6 +67,19 @@ def at_batch(subject: Subject, batch: Batch) -> Subject:
         ("batch", 1): subject.place(subject.source.distinct(batch, subject.seed + 1)),
     }
     return other
+
+
+def exchanged(subject: Subject) -> Iterator[Batch]:
+    """Yield batches in which two different sizes of the base batch have changed places, where the declaration allows it."""
+    sizes = subject.batch().sizes
+    free = [name for name in sizes if name != subject.source.batch_symbol]
+    for one, two in itertools.combinations(free, 2):
+        if sizes[one] == sizes[two]:
+            continue
+        with contextlib.suppress(SubjectError, ValueError):
+            batch = subject.at(**{**sizes, one: sizes[two], two: sizes[one]})
+            if batch is not None:
+                yield batch
 
 
 def sizes_of(batch: Batch) -> str:

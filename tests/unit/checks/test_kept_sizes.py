@@ -69,3 +69,32 @@ def test_a_table_that_every_call_keeps_is_read_alike_after_longer_batches(last: 
     for found in report.failing:
         assert (found.check, found.code) == ("batch-sizes", "eval-remembers")
         assert "# reads" in found.culprits[-1].location.text
+
+
+class Grid(nn.Module):
+    """Keeps a table of places for each size that it has seen, by its area or by both sizes."""
+
+    def __init__(self, key):
+        super().__init__()
+        self.key, self.mix, self.tables = key, nn.Conv2d(2, 3, 1), {}
+
+    def forward(self, x):
+        h, w = x.shape[-2:]
+        key = self.key(h, w)
+        if key not in self.tables:
+            self.tables[key] = torch.arange(h)[:, None] + 0.1 * torch.arange(w)
+        return (self.mix(x).flatten(2) + self.tables[key].flatten().to(x)).square().mean(2)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"), [(lambda h, w: h * w, True), (lambda h, w: (h, w), False)]
+)
+def test_sizes_that_change_places_have_one_area(key, wrong):
+    contract = Contract(
+        model=lambda: Grid(key),
+        batch=((torch.randn(3, 2, 6, 10),), None),
+        inputs="B 2 H W",
+        sizes={"B": (1, 4), "H": (4, 12), "W": (4, 12)},
+    )
+    codes = [f.code for f in contract.check(["batch-sizes"]).findings if f.status == "violated"]
+    assert codes == (["eval-remembers"] if wrong else [])

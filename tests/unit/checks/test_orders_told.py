@@ -245,3 +245,64 @@ def test_a_packed_recurrence_that_is_read_at_one_position():
     assert finding.location.text.endswith("# one word")
     assert "taken its first step" in finding.cause
     assert not found(ends=True)
+
+
+class ByAttribute(nn.Module):
+    """Centres along a dimension that an attribute names; two branches of the constructor set it."""
+
+    def __init__(self, wrong):
+        super().__init__()
+        if wrong:
+            self.along = 0  # of samples
+        else:
+            self.along = 1
+        self.mix = nn.Linear(5, 3)
+
+    def centred(self, x):
+        return x - x.mean(dim=self.along, keepdim=True)
+
+    def forward(self, x):
+        return self.mix(self.centred(x))  # from here
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_the_attribute_that_chooses_a_dimension_and_the_call_are_named(wrong):
+    contract = Contract(model=lambda: ByAttribute(wrong), inputs="B 5", sizes={"B": (2, 8)})
+    found = violated(contract, "batch-independence")
+    assert len(found) == wrong
+    if found:
+        texts = {c.location.text for c in found[0].culprits if c.location}
+        assert {
+            "self.along = 0  # of samples",
+            "return self.mix(self.centred(x))  # from here",
+        } <= texts
+        assert "self.along is set on line" in found[0].because
+        assert "centred is called on line" in found[0].because
+
+
+def test_a_rate_that_stays_is_no_slow_schedule():
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.schedule.step()
+        return loss.detach()
+
+    def made(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)
+        return optimizer
+
+    contract = Contract(
+        model=lambda: nn.Linear(4, 2),
+        inputs="B 4",
+        targets="B 2",
+        loss=F.mse_loss,
+        train_step=step,
+        optimizer=made,
+        promises=(promises.Schedule([0.1 * 0.9**n for n in range(10)]),),
+    )
+    (finding,) = violated(contract, "schedule")
+    assert "leaves the rate as it is" in finding.cause
+    assert "all 10 rates used are 0.1" in finding.because
