@@ -273,7 +273,7 @@ def finding_at(
         fix: The edit, where the place has none.
         fields: Others of the finding.
     """
-    place = _with_what_ran(subject, place)
+    place = _with_alias(subject, _with_what_ran(subject, place))
     line = place.location if place else sources.of_object(type(subject.model).forward)
     where = f" ({place.ran})" if place is not None and place.op else ""
     return made(
@@ -291,10 +291,10 @@ def finding_at(
 def _setting(place: Place | None) -> str:
     """Say on which line the dimensions of an operation are set, and where its function is called."""
     said = place.settings if place else ()
-    words = {_CHOSEN: "set", _CALLED: "called"}
+    words = {_CHOSEN: " is set", _CALLED: " is called", _AS_IT_IS: ""}
     first = {one.detail: one for one in reversed(said) if one.detail in words}
     return "".join(
-        f"; {first[detail].name} is {word}{on_line(first[detail].location)}"
+        f"; {first[detail].name}{word}{on_line(first[detail].location)}"
         for detail, word in words.items()
         if detail in first
     )
@@ -304,8 +304,7 @@ def _with_what_ran(subject: Subject, place: Place | None) -> Place | None:
     """Return a place without the lines of branches not taken, among those that choose its dimensions."""
     if place is None or sum(one.detail == _CHOSEN for one in place.settings) < 2:
         return place
-    with subject.pristine(), torch.no_grad(), lines_run() as ran:
-        eval_run(subject, subject.batch())()
+    ran = _lines(subject)
     kept = [
         one
         for one in place.settings
@@ -316,8 +315,25 @@ def _with_what_ran(subject: Subject, place: Place | None) -> Place | None:
     return replace(place, settings=tuple(kept))
 
 
+def _with_alias(subject: Subject, place: Place | None) -> Place | None:
+    """Return a place with the statement that gave what it reads another name only, where that ran."""
+    made = None if place is None or place.location is None else sources.alias_above(place.location)
+    if place is None or made is None or (made.file, made.line) not in _lines(subject):
+        return place
+    name, _, other = made.text.partition("#")[0].partition("=")
+    alias = Culprit("tensor", f"{name.strip()} is {other.strip()} itself", _AS_IT_IS, made)
+    return replace(place, settings=(*place.settings, alias))
+
+
+def _lines(subject: Subject) -> set[tuple[str, int]]:
+    with subject.pristine(), torch.no_grad(), lines_run() as ran:
+        eval_run(subject, subject.batch())()
+    return ran
+
+
 _CHOSEN = "the dimensions are chosen here"
 _CALLED = "is called here"
+_AS_IT_IS = "has another name from here on"
 _ROUNDED_NARROW = 1e-5
 """The same where the forward computes in float32 in between."""
 _ROUNDED = 1e-11

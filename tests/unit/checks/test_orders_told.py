@@ -306,3 +306,34 @@ def test_a_rate_that_stays_is_no_slow_schedule():
     (finding,) = violated(contract, "schedule")
     assert "leaves the rate as it is" in finding.cause
     assert "all 10 rates used are 0.1" in finding.because
+
+
+class Chunked(nn.Module):
+    """Adds neighbours in pairs; what is to be sorted before only gets another name."""
+
+    def __init__(self, ordered):
+        super().__init__()
+        self.ordered, self.mix = ordered, nn.Linear(4, 4)
+
+    def forward(self, x):
+        made = self.mix(x)
+        rows = made  # another name
+        if self.ordered:
+            order = made[:, :, :1].argsort(1)
+            rows = made.gather(1, order.expand_as(made))
+        return rows.unflatten(1, (-1, 2)).prod(2).sum(1)
+
+
+def test_another_name_of_the_same_tensor_is_said():
+    def found(ordered):
+        contract = Contract(
+            model=lambda: Chunked(ordered),
+            inputs="B 6 4",
+            promises=(promises.PermutationInvariant(input=0, dim=1),),
+        )
+        return violated(contract, "permutation-invariance")
+
+    (finding,) = found(ordered=False)
+    assert "rows is made itself on line" in finding.because
+    assert any(c.location and c.location.text.endswith("# another name") for c in finding.culprits)
+    assert not found(ordered=True)
