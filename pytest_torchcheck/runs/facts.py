@@ -224,7 +224,6 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
     inputs = {path: tensor.detach().clone() for path, tensor in batch.tensors().items()}
     holders = dict(batch.tensors())
     containers = trees.signature((batch.args, batch.kwargs))
-    few = None if train else _of_few(subject)
     with subject.pristine() as model, torch.no_grad():
         model.train(train)
         state = {} if train else _values(subject, model)
@@ -253,26 +252,13 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         memory = {} if train else _memory(output)
         del output
         shared = tuple(path for path, storage in memory.items() if not storage.expired())
-        # where the first call draws or keeps something, fewer samples may go another way
-        plain = few is not None and not (consumed or others_moved or keeps or shared)
-        known = few if few is not None and plain else (subject.batch(), made)
-        further = {} if train else _repeat(subject, model, state, known)
+        further = {} if train else _repeat(subject, model, state, made)
     return ForwardFacts(
         outputs=made, structure=structure, with_graph=with_graph, inputs=len(inputs), changed_inputs=changed,
         containers=(containers, containers_after), settings=(before, after), consumed=consumed, others_moved=others_moved,
         grown=grown, output=whole, compared=len(state), keeps=keeps,
         flipped=flipped, shared=shared, **further,
     )  # fmt: skip
-
-
-def _of_few(subject: Subject) -> tuple[Batch, dict[str, torch.Tensor]] | None:
-    """Return two samples and their outputs; None where the model takes no fewer than all."""
-    if (few := subject.few(subject.batch())) is None:
-        return None
-    try:
-        return few, outputs(subject, few)
-    except SubjectError:
-        return None
 
 
 def _memory(output: Any) -> dict[str, StorageWeakRef]:
@@ -308,20 +294,13 @@ def _repeat(
     subject: Subject,
     model: nn.Module,
     state: dict[str, torch.Tensor],
-    known: tuple[Batch, dict[str, torch.Tensor]],
+    first: dict[str, torch.Tensor],
 ) -> dict[str, Any]:
     """Call again with another seed, and with the same where that is not decided; return what that shows.
-
-    Args:
-        subject: The subject.
-        model: Its model, behind a call of the whole batch.
-        state: Its parameters and buffers before that.
-        known: The batch to call it with, and the outputs for it that the pristine model gives.
 
     Returns:
         The fields ``repeats``, ``steady``, ``grows`` and ``applied``.
     """
-    given, first = known
     saved = saved_state(model)
     now = dict((*model.named_buffers(), *model.named_parameters()))
     kept = all(trees.same(t, now[n]) for n, t in state.items() if n in now and n in saved)
@@ -333,7 +312,7 @@ def _repeat(
     same: list[bool] = []
     for seed in (1, 0):  # what is the same with another seed repeats with the same one
         seed_everything(subject.seed + seed)
-        batch = given.clone()
+        batch = subject.batch().clone()
         watch = recording() if seed else contextlib.nullcontext(applied)
         try:
             with counter, watch as applied:
