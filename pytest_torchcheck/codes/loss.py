@@ -13,7 +13,7 @@ changed_arguments = One(
 )
 crossed_axes = One("diagnosis.loss.wrong_input:crossed_axes", "distribution-axes")
 dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
-idle_term = One("diagnosis.loss.consumed:idle_term", "term-idle")
+idle_term = One("diagnosis.loss.idle_terms:idle_term", "term-idle")
 partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
 disconnected = One("diagnosis.loss.graph:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")

@@ -43,7 +43,7 @@ def passing(frames: Iterable[FrameType], name: str, position: int) -> Passed | N
 
     Args:
         frames: The running frames, from the innermost; those of ``nn.Module.__call__`` hand everything on.
-        name: The argument of the innermost call.
+        name: The argument of the innermost call; where that is an assignment, it gives the value that is assigned.
         position: Its place among that call's positional arguments.
     """
     stack = [f for f in frames if f.f_code.co_filename != _modules.__file__]
@@ -55,6 +55,8 @@ def passing(frames: Iterable[FrameType], name: str, position: int) -> Passed | N
         frame = stack[at]
         call = expression(frame.f_code, frame.f_lasti)
         value = _argument(call[1], name, position, code) if call is not None else None
+        if call is not None and code is None:
+            value = value or _assigned(*call)
         if call is None or value is None:
             return found
         file, function = call[0], sources.function_around(call[0], call[1].lineno)
@@ -105,6 +107,13 @@ def _argument(call: ast.expr, name: str, position: int, code: CodeType | None) -
     if function is None or any(k.arg is None for k in call.keywords):
         return None
     return call if sources.default_of(function, name) is not None else None
+
+
+def _assigned(file: str, target: ast.expr) -> ast.expr | None:
+    """Return what is assigned to an attribute; None where an expression assigns nothing."""
+    statement = sources.statement(file, target.lineno)
+    written = () if statement is None else sources.writes(statement)
+    return next((value for one, value in written if one is target), None)
 
 
 def _hands_on(function: ast.AST, name: str) -> bool:

@@ -233,7 +233,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     if subject.contract.loss is None or not evidence(subject).noise:
         found += [explain.noise_target(*n) for n in unseen_noise(subject, seen.noise, step=True)]
     found += [explain.hidden_nan(one, None) for one in seen.undefined[:1]]
-    found += [explain.idle_term(one) for one in seen.idle[:1] if not seen.dead]
+    found += [explain.idle_term(subject, one) for one in seen.idle[:1] if not seen.dead]
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
     if (away := turned(seen.directions)) is not None:
         found.append(explain.turned(subject, away))

@@ -16,7 +16,6 @@ from ...objects import trees
 from ...probes.recorded.watch import version_of
 from ...record.tracing import find_line
 from ...state import seed_everything
-from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..lines.passed_on import forward_returned, loss_returned
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from ...probes.loss.consumption import Broadcast
     from ...probes.loss.directions import Direction
     from ...probes.loss.focal import FocalMean
-    from ...probes.loss.terms import IdleTerm
     from ...runs.losses.consumption import LossEvidence
     from ...subject import Subject
 
@@ -112,42 +110,6 @@ def dead_term(subject: Subject, term: DeadTerm) -> Finding:
         + (f", and line {added.line} adds a number computed from it" if added is not None else ""),
         fix=f"pass create_graph=True to autograd.grad{line}",
     )  # fmt: skip
-
-
-def idle_term(term: IdleTerm) -> Finding:
-    """Explain a term of a step's loss that trains nothing, beside one that does."""
-    place = (term.cut or term.op).location
-    name, line, at = term.op.name.rpartition(".")[2], on_line(term.op.location), on_line(place)
-    culprits = [Culprit("call", name, "computes the term", term.op.location)]
-    if term.cut is not None:
-        culprits.insert(0, Culprit("call", "detach", "cuts the graph", place))
-    if not term.reached:
-        cause = f"it is computed from values that are detached{at}, so it is a constant"
-        because = (
-            f"the result of {name}{line} has requires_grad=False, and is added to one with a graph"
-        )
-    else:
-        cause = "its gradients reach only what no optimizer applies after this backward"
-        because = (
-            f"the gradient of {name}{line} reaches {names_text(list(term.reached))}; the optimizers "
-            "that step afterwards hold none of it, and what another term of this loss reaches"
-        )
-        if term.cut is not None:
-            cause += f": what comes before is detached{at}"
-    fix = f"drop .detach(){at}, or leave the term out"
-    if term.cut is None:
-        fix = "let the term depend on what this optimizer trains, or step the optimizer that holds what it reaches"
-    return violated(
-        "term-idle",
-        f"a term of the loss trains nothing: {name}{line}",
-        culprits=culprits,
-        location=place,
-        observed="in a training step, a loss is a sum of terms of which this one moves no parameter",
-        cause=cause,
-        because=because,
-        fix=fix,
-        evidence={"reached": list(term.reached)},
-    )
 
 
 def partial_norm(found: PartialNorm, over: int) -> Finding:

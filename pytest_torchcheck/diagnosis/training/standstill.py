@@ -21,6 +21,7 @@ from ...subject.optimizers import optimizers_of
 from ...text.wording import counted, names_text
 from ...verdicts import suspicious, violated
 from ..gradient.cuts import CAUSES, fix_of, kind_at, names_around
+from ..gradient.frozen_in_step import freezing, seen_in_step
 from ..gradient.missing import missing as lost_gradients
 from ..gradient.zero import causes_of_zero
 from ..gradient.zero import zero as zeros
@@ -65,6 +66,7 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
         _rebound(subject, rebound[0], line)
         if line is not None
         else _never_stepped(subject, names)
+        or _switched_off(subject, names[0])
         or _without_gradient(subject, names, total)
         or _without_rate(subject, names, made)
         or _left_alone(subject, names, made)
@@ -124,6 +126,21 @@ def _never_stepped(subject: Subject, names: list[str]) -> _Reason | None:
                 fix="call the step() of this optimizer too, after backward",
             )
     return None
+
+
+def _switched_off(subject: Subject, name: str) -> _Reason | None:
+    """Return the call of the user's own step that freezes a parameter, where it is frozen whenever its module runs."""
+    if subject.contract.train_step is None or (seen := seen_in_step(subject)) is None:
+        return None
+    if name not in seen.idle or (found := freezing(subject, name)) is None:
+        return None
+    return _Reason(
+        place=found.location,
+        cause=f"{_GRADLESS}: {found.fact}",
+        because=f"{name}.requires_grad is True before the step, and False whenever the step runs its module",
+        fix=found.fix,
+        culprits=found.culprits,
+    )
 
 
 def _without_gradient(subject: Subject, names: list[str], total: int) -> _Reason | None:

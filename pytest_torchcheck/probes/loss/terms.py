@@ -1,4 +1,4 @@
-"""Which terms of the losses that a training step differentiates train anything: what they reach, and what is applied."""
+"""Which terms of the losses that a step differentiates train anything: what they reach, and what is applied."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ class IdleTerm:
         op: What computes the term.
         cut: The detach of values that it is computed from; None where there is none.
         reached: Names of the parameters that get a gradient from it; none where it has no graph.
+        through: Names of the modules that compute it from the detached values.
     """
 
     op: Op
     cut: Op | None = None
     reached: tuple[str, ...] = ()
+    through: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -79,10 +81,13 @@ class Terms:
         cut = self._cut_of(args, kwargs)
         if cut is None and (result.dim() or result.grad_fn is None):
             return
-        scaled = cut is not None and not result.dim() and bare in _FACTORS
-        term = (
-            cut if scaled and cut is not None else IdleTerm(op(), None if cut is None else cut.cut)
-        )
+        if cut is None:
+            term = IdleTerm(op())
+        elif not result.dim() and bare in _FACTORS:
+            term = cut
+        else:
+            made = op()
+            term = IdleTerm(made, cut.cut, through=cut.through | {made.module})
         if cut is not None:
             self._cut[id(result)] = (weakref.ref(result), term)
         if not result.dim() and result.grad_fn is not None:
@@ -110,14 +115,20 @@ class Terms:
         return found
 
     def _cut_of(self, args: Any, kwargs: Any) -> IdleTerm | None:
-        """Return what is known of the first operand that is computed from detached values."""
+        """Return what is known of the first operand computed from detached values, and what computed the others."""
         if not self._cut:
             return None
+        found: IdleTerm | None = None
         for tensor in tensors_in((args, kwargs)):
             known = self._cut.get(id(tensor))
-            if known is not None and known[0]() is tensor:
-                return known[1]
-        return None
+            if known is None or known[0]() is not tensor:
+                continue
+            found = (
+                known[1]
+                if found is None
+                else replace(found, through=found.through | known[1].through)
+            )
+        return found
 
     def _joins(self, args: Any, kwargs: Any, node: Node) -> None:
         """Note a number without a graph that a sum adds to one with a graph."""

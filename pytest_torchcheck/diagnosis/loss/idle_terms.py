@@ -1,0 +1,129 @@
+"""A term of a step's loss that trains nothing, explained: what cuts its graph, or what leaves it without one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...explanation import on_line
+from ...findings import Culprit, Finding
+from ...text.wording import have, names_text
+from ...verdicts import violated
+from ..gradient.frozen_in_step import freezing, modules_of, owner_of, seen_in_step
+
+if TYPE_CHECKING:
+    from ...findings import Location
+    from ...probes.loss.terms import IdleTerm
+    from ...subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reason:
+    """Why a term trains nothing; ``off`` are the modules without a gradient that compute it from detached values."""
+
+    place: Location | None
+    cause: str
+    because: str
+    fix: str
+    culprits: tuple[Culprit, ...] = ()
+    off: tuple[str, ...] = ()
+
+
+def idle_term(subject: Subject, term: IdleTerm) -> Finding:
+    """Explain a term of a step's loss that trains nothing, beside one that does."""
+    name, line = term.op.name.rpartition(".")[2], on_line(term.op.location)
+    why = _ungraphed(subject, term) if not term.reached else _unapplied(term)
+    return violated(
+        "term-idle",
+        f"a term of the loss trains nothing: {name}{line}",
+        culprits=[*why.culprits, Culprit("call", name, "computes the term", term.op.location)],
+        location=why.place,
+        observed="in a training step, a loss is a sum of terms of which this one moves no parameter",
+        cause=why.cause,
+        because=why.because,
+        fix=why.fix,
+        evidence={"reached": list(term.reached), "frozen": list(why.off)},
+    )
+
+
+def _unapplied(term: IdleTerm) -> _Reason:
+    """Return why the gradients of a term move nothing."""
+    name, line = term.op.name.rpartition(".")[2], on_line(term.op.location)
+    place = (term.cut or term.op).location
+    at = on_line(place)
+    cut = term.cut is not None
+    return _Reason(
+        place=place,
+        cause="its gradients reach only what no optimizer applies after this backward"
+        + f": what comes before is detached{at}" * cut,
+        because=f"the gradient of {name}{line} reaches {names_text(list(term.reached))}; the optimizers "
+        "that step afterwards hold none of it, and what another term of this loss reaches",
+        fix=f"drop .detach(){at}, or leave the term out"
+        if cut
+        else "let the term depend on what this optimizer trains, or step the optimizer that holds what it reaches",
+        culprits=(Culprit("call", "detach", "cuts the graph", place),) * cut,
+    )
+
+
+def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:
+    """Return why a term has no graph: the values that it is computed from, or the modules that compute it."""
+    name, line = term.op.name.rpartition(".")[2], on_line(term.op.location)
+    because = (
+        f"the result of {name}{line} has requires_grad=False, and is added to one with a graph"
+    )
+    place = (term.cut or term.op).location
+    at = on_line(place)
+    detach = Culprit("call", "detach", "cuts the graph", place)
+    off = _off(subject, term)
+    if not off:
+        return _Reason(
+            place=place,
+            cause=f"it is computed from values that are detached{at}, so it is a constant",
+            because=because,
+            fix=f"drop .detach(){at}, or leave the term out",
+            culprits=(detach,),
+        )
+    modules = modules_of(subject, off)
+    of = f"of {modules[0]}" if len(modules) == 1 else "of theirs"
+    seen = seen_in_step(subject)
+    frozen = [n for n in subject.named_parameters() if owner_of(n) in off]
+    computed = f"{names_text(modules)} {have(modules, 'computes')} it"
+    because = f"no parameter of {names_text(modules)} requires a gradient then; {because}"
+    if seen is None or not any(n in seen.stepped for n in frozen):
+        return _Reason(
+            place=place,
+            cause=f"it is computed from values that are detached{at}, by {names_text(modules)}, which "
+            f"{'is' if len(modules) == 1 else 'are'} frozen: it is a constant",
+            because=because,
+            fix=f"drop .detach(){at}, or leave the term out",
+            culprits=(detach,),
+            off=tuple(modules),
+        )
+    culprits = tuple(Culprit("module", n, "no parameter requires a gradient") for n in modules)
+    found = next(filter(None, (freezing(subject, n) for n in frozen)), None)
+    if found is None:
+        return _Reason(
+            place=term.op.location,
+            cause=f"{computed} from values that are detached{at}, and no parameter {of} requires a "
+            "gradient, so it is a constant",
+            because=because,
+            fix=f"let the parameters of {names_text(modules)} require gradients, or drop .detach(){at} if the "
+            "term is to train what comes before",
+            culprits=culprits,
+            off=tuple(modules),
+        )
+    return _Reason(
+        place=found.location,
+        cause=f"{computed}, and no parameter {of} requires a gradient then: {found.fact}",
+        because=because,
+        fix=found.fix,
+        culprits=(*culprits, *found.culprits),
+        off=tuple(modules),
+    )
+
+
+def _off(subject: Subject, term: IdleTerm) -> list[str]:
+    """Return the modules that compute a term, where all that have parameters run frozen whenever the step runs them."""
+    seen = seen_in_step(subject)
+    within = sorted(term.through & seen.ran) if seen is not None else []
+    return within if seen is not None and set(within) <= seen.off else []
