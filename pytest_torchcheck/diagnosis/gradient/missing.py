@@ -80,6 +80,7 @@ def _missing(
         culprits += used
     if kind == "never-used" and (instead := _called_instead(subject, names[0])) is not None:
         cause, fix = _used_instead(cause, instead, culprits)
+        location = instead.line if instead.sure else location
     if kind == "never-used":
         fix += f", or declare MayLackGradient({names[0]!r}, reason=...)"
     # a codebook behind a straight-through estimator may be trained by hand, and

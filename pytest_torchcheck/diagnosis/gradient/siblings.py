@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 import sys
@@ -12,14 +13,21 @@ from typing import TYPE_CHECKING, Any
 from ... import sources
 from ...probes.holding.holders import lines_run
 from ...record.hooks import hooked
+from ...record.tracing import expression
 from ...runs.again import forward_and_loss
-from ..lines.conditions import choosing_entries
+from ..lines.conditions import assigned_above, choosing_entries
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from torch import nn
 
     from ...findings import Location
     from ...subject import Subject
+
+
+_Call = tuple["Location", "ast.expr | None"]
+"""The user's line of a call, and what it calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +38,9 @@ class Sibling:
         idle: Qualified name of the module that never runs.
         name: Qualified name of the sibling.
         calls: How often the sibling runs in one forward of its owner.
-        line: The call that stands where one would expect the idle module's.
+        line: The call that stands where one would expect the idle module's, or the statement that gave the
+            variable which is called the sibling.
+        sure: Whether this line chooses the sibling, so that it is the one to change.
         fact: What was counted, as a clause.
         chosen: The variables by which the line takes the sibling from a list, with the lines that
             assigned them.
@@ -41,6 +51,7 @@ class Sibling:
     calls: int
     line: Location
     fact: str
+    sure: bool
     chosen: tuple[tuple[str, Location], ...] = ()
 
 
@@ -81,15 +92,39 @@ def called_instead(subject: Subject, parameter: str) -> Sibling | None:
     order = list(children)
     later = order.index(own) > order.index(name)
     count = len(calls[_join(idle, name)]) // ran
-    line = lines[-1 if later else 0]
+    line, called = lines[-1 if later else 0]
+    choice = _choice(subject, _join(idle, name), called, line)
+    line = choice or line
     return Sibling(
         idle=idle,
         name=_join(idle, name),
         calls=count,
         line=line,
+        sure=choice is not None,
         chosen=_chosen(subject, line),
         fact=f"{_join(idle, name)} is called {count} times in one forward, {idle} never",
     )
+
+
+def _choice(
+    subject: Subject, name: str, called: ast.expr | None, line: Location
+) -> Location | None:
+    """Return the statement that chose a module which a line calls; None where that is not sure.
+
+    It is the line itself where this writes the module out, and of a local variable the one statement that ran and
+    assigned it. What a loop or a caller hands over was chosen elsewhere.
+    """
+    parts = name.split(".")
+    if isinstance(called, ast.Attribute):
+        return line if called.attr == parts[-1] else None
+    if isinstance(called, ast.Subscript):
+        return line if getattr(called.value, "attr", "") in parts[-2:-1] else None
+    if not isinstance(called, ast.Name) or not (given := assigned_above(line, called.id)):
+        return None
+    with subject.pristine(), lines_run() as ran:
+        forward_and_loss(subject)()
+    found = [at for at in given if (at.file, at.line) in ran]
+    return found[0] if len(found) == 1 else None
 
 
 def _chosen(subject: Subject, line: Location) -> tuple[tuple[str, Location], ...]:
@@ -133,6 +168,7 @@ def read_instead(subject: Subject, parameter: str) -> Sibling | None:
                 name=_join(parameter, name),
                 calls=len(lines),
                 line=lines[-1 if later else 0],
+                sure=True,
                 fact=f"{name} is read on lines {', '.join(str(place.line) for place in lines)}, {own} on none",
             )
     return None
@@ -144,12 +180,12 @@ def _reading(owner: nn.Module, name: str) -> list[Location]:
     return sources.matches(type(owner), pattern) if sources.is_no_tools_class(type(owner)) else []
 
 
-def _calls(subject: Subject) -> dict[str, list[Location | None]]:
-    """Return the user's line of every call of every module, in one forward."""
-    found: dict[str, list[Location | None]] = defaultdict(list)
+def _calls(subject: Subject) -> dict[str, list[_Call | None]]:
+    """Return every call of every module, in one forward; None for those without a line of the user's."""
+    found: dict[str, list[_Call | None]] = defaultdict(list)
 
     def note(name: str) -> Any:
-        return lambda *_: found[name].append(sources.of_frame(sys._getframe(1)))
+        return lambda *_: found[name].append(_call_at(sys._getframe(1)))
 
     with subject.pristine() as model:
         handles = [
@@ -160,12 +196,23 @@ def _calls(subject: Subject) -> dict[str, list[Location | None]]:
     return found
 
 
+def _call_at(frame: FrameType | None) -> _Call | None:
+    """Return the user's innermost line that runs, and what it calls; None for the latter where that is not seen."""
+    place = sources.of_frame(frame)
+    while frame is not None and sources.rank(frame.f_code.co_filename) < 2:
+        frame = frame.f_back
+    if place is None or frame is None:
+        return None if place is None else (place, None)
+    call = expression(frame.f_code, frame.f_lasti)
+    return place, call[1].func if call is not None and isinstance(call[1], ast.Call) else None
+
+
 def _join(idle: str, name: str) -> str:
     owner = idle.rpartition(".")[0]
     return f"{owner}.{name}" if owner else name
 
 
-def _owner_runs(idle: str, calls: dict[str, list[Location | None]]) -> int:
+def _owner_runs(idle: str, calls: dict[str, list[_Call | None]]) -> int:
     """Return how often the nearest owner with a forward of its own ran; lists and dicts have none."""
     owner = idle
     while owner:

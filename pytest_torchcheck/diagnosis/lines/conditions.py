@@ -163,6 +163,11 @@ def assigned_for(place: Location) -> list[tuple[str, Location]]:
     return _set_by(place, sources.names_read(place.file, place.line))
 
 
+def assigned_above(place: Location, name: str) -> list[Location]:
+    """Return the lines above a place, within its function, that assign a variable."""
+    return [at for _, at in _set_by(place, [name])]
+
+
 def _set_by(place: Location, names: Iterable[str]) -> list[tuple[str, Location]]:
     """Return variables with the lines above a place, within its function, that assign them."""
     tree = sources.tree_of(place.file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 from torch import nn
 
@@ -69,6 +70,8 @@ def test_second_call_of_a_sibling_is_named() -> None:
     place = finding.culprits[-1].location
     assert place is not None
     assert place.text.endswith("# again")
+    assert finding.location == place
+    assert any("self.norm2 = " in c.location.text for c in finding.culprits if c.location)
     assert not _found(nn.Sequential(Block(slip=False), Block(slip=False)))
 
 
@@ -114,9 +117,62 @@ def test_a_parameter_read_in_the_place_of_its_sibling_is_named() -> None:
     assert "kernel1 is read on lines" in (finding.cause or "")
     lines = [c.location.text for c in finding.culprits if c.location is not None]
     assert any("the other's" in text for text in lines)
+    assert finding.location is not None
+    assert "the other's" in finding.location.text
     assert not _found(Corners(slip=False))
 
 
 def test_a_parameter_without_a_slip_has_no_sibling_to_blame() -> None:
     (finding,) = _found(Forgotten(slip=False))
     assert "is read on lines" not in (finding.cause or "")
+
+
+class Ways(nn.Module):
+    """Two heads for two halves of the input; how one comes to its half differs."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.order = [0, 0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low, high = x[:, :4], x[:, 4:]
+        if self.way == "variable":
+            head = self.heads[0]
+            done = [head(low)]
+            if not self.training:
+                head = self.heads[1]
+            return torch.cat([*done, head(high)], 1)
+        if self.way == "each":
+            done = []
+            for half in (low, high):
+                head = self.heads[0]  # for each half
+                done.append(head(half))
+            return torch.cat(done, 1)
+        if self.way == "handed":
+            return torch.cat([use(self.heads[0], low), use(self.heads[0], high)], 1)
+        turns = [self.heads[i] for i in self.order]
+        return torch.cat([head(half) for head, half in zip(turns, (low, high), strict=True)], 1)
+
+
+def use(head: nn.Module, half: torch.Tensor) -> torch.Tensor:
+    return head(half)
+
+
+@pytest.mark.parametrize(
+    ("way", "text"), [("variable", "head = self.heads[0]"), ("each", "# for each half")]
+)
+def test_the_statement_that_gave_a_variable_the_sibling_is_the_place(way: str, text: str) -> None:
+    (finding,) = _found(Ways(way))
+    assert finding.location is not None
+    assert finding.location.text.endswith(text)
+    assert f"use heads.1 instead of heads.0 on line {finding.location.line}" in (finding.fix or "")
+
+
+@pytest.mark.parametrize("way", ["handed", "listed"])
+def test_a_call_of_what_was_chosen_elsewhere_is_not_the_place(way: str) -> None:
+    (finding,) = _found(Ways(way))
+    assert "heads.0 is called 2 times" in (finding.cause or "")
+    assert finding.location is not None
+    assert "self.heads = " in finding.location.text
