@@ -133,6 +133,17 @@ def _shifted(start: int, shift: int) -> tuple[str, str, str]:
     )
 
 
+def _constant(rates: list[float], ran: str) -> tuple[str, str, str] | None:
+    """Recognise rates that never change; None where they do."""
+    if len(rates) < 2 or not all(close(rate, rates[0], rates[0]) for rate in rates):
+        return None
+    return (
+        "the schedule leaves the rate as it is",
+        f"all {len(rates)} rates used are {rates[0]:.6g}{ran}",
+        "let the schedule return another rate for each step",
+    )
+
+
 def _stretched(
     follows: Callable[..., bool],
     name: str,
@@ -143,13 +154,8 @@ def _stretched(
     far: list[float],
 ) -> tuple[str, str, str]:
     """Recognise rates that stay, are stretched, or come of another base or function."""
-    if len(rates) > 1 and all(close(rate, rates[0], rates[0]) for rate in rates):
-        return (
-            "the schedule leaves the rate as it is",
-            f"all {len(rates)} rates used are {rates[0]:.6g}"
-            + (f"; {name} runs{where}" if stepped else ""),
-            "let the schedule return another rate for each step",
-        )
+    if (constant := _constant(rates, f"; {name} runs{where}" if stepped else "")) is not None:
+        return constant
     for times in (2, 3, 4, 5, 8, 10, 16, 32):
         if follows(lambda n, times=times: n * times):
             return (
