@@ -133,8 +133,15 @@ def _shifted(start: int, shift: int) -> tuple[str, str, str]:
     )
 
 
-def _constant(rates: list[float], ran: str) -> tuple[str, str, str] | None:
-    """Recognise rates that never change; None where they do."""
+def _unmoved(rates: list[float], far: list[float], ran: str) -> tuple[str, str, str] | None:
+    """Recognise the declared rates times a factor, and rates that never change; None of others."""
+    ratios = [a / b for a, b in zip(rates, far, strict=False) if b]
+    if len(ratios) >= 2 and ratios[0] and all(close(r, ratios[0], ratios[0]) for r in ratios):
+        return (
+            OTHER_BASE,
+            f"used / declared is {ratios[0]:.6g} at all {len(ratios)} steps",
+            "correct the lr of the optimizer, or make the schedule return a factor of it",
+        )
     if len(rates) < 2 or not all(close(rate, rates[0], rates[0]) for rate in rates):
         return None
     return (
@@ -154,8 +161,9 @@ def _stretched(
     far: list[float],
 ) -> tuple[str, str, str]:
     """Recognise rates that stay, are stretched, or come of another base or function."""
-    if (constant := _constant(rates, f"; {name} runs{where}" if stepped else "")) is not None:
-        return constant
+    ran = f"; {name} runs{where}" if stepped else ""
+    if (plain := _unmoved(rates, far, ran)) is not None:
+        return plain
     for times in (2, 3, 4, 5, 8, 10, 16, 32):
         if follows(lambda n, times=times: n * times):
             return (
@@ -182,13 +190,6 @@ def _stretched(
                 f"the rate of step n is the one declared for n // {times}",
                 "step the scheduler with every batch",
             )
-    ratios = [a / b for a, b in zip(rates, far, strict=False) if b]
-    if len(ratios) >= 2 and ratios[0] and all(close(r, ratios[0], ratios[0]) for r in ratios):
-        return (
-            OTHER_BASE,
-            f"used / declared is {ratios[0]:.6g} at all {len(ratios)} steps",
-            "correct the lr of the optimizer, or make the schedule return a factor of it",
-        )
     for times in range(2, _MOST_TIMES + 1):
         for shift in range(1, times):
             known = {f"{rate:.12g}" for n, rate in enumerate(rates) if times * n + shift < len(far)}
@@ -202,7 +203,6 @@ def _stretched(
                 )
     return (
         OTHER_FUNCTION,
-        "no shift or stretch of the declared rates gives the used ones"
-        + (f"; {name} runs{where}" if stepped else ""),
+        f"no shift or stretch of the declared rates gives the used ones{ran}",
         "correct the schedule's formula or its length",
     )
