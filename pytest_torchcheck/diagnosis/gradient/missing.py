@@ -16,6 +16,7 @@ from ...verdicts import suspicious, violated
 from ..loss.consumed import loss_line
 from . import unused_results as unused
 from .cuts import CAUSES, fix_of, kind_at
+from .evaluation_only import evaluation_only, read_in_evaluation
 from .siblings import called_instead, read_instead
 from .zero import looks, place_of
 
@@ -40,16 +41,24 @@ def missing(subject: Subject, names: list[str], total: int) -> Iterator[Finding]
             subject.model,
             {name: parameters[name] for name in names if name in parameters},
         )
+    unread = [name for name in names if name in cuts and cuts[name].kind == "never-used"]
+    elsewhere = read_in_evaluation(subject, unread)
     groups: dict[Any, list[str]] = defaultdict(list)
     for name in names:
-        groups[place_of(cuts.get(name))].append(name)
+        reading = elsewhere.get(name)
+        within = None if reading is None else (reading.file, reading.function)
+        groups[(*place_of(cuts.get(name)), within)].append(name)
     for (kind, *_), group in groups.items():
-        cut = cuts.get(group[0])
-        yield _missing(subject, group, total, kind, cut)
+        yield _missing(subject, group, total, kind, cuts.get(group[0]), elsewhere.get(group[0]))
 
 
 def _missing(
-    subject: Subject, names: list[str], total: int, kind: str, cut: GraphCut | None
+    subject: Subject,
+    names: list[str],
+    total: int,
+    kind: str,
+    cut: GraphCut | None,
+    reading: Location | None,
 ) -> Finding:
     op = cut.op if cut is not None else None
     location = cut.location if cut is not None else sources.of_parameter(subject.model, names[0])
@@ -78,10 +87,8 @@ def _missing(
         more, mend, used = unused.picked(subject, op, location)
         cause, fix = cause + more, mend or fix
         culprits += used
-    if kind == "never-used" and (instead := _called_instead(subject, names[0])) is not None:
-        cause, fix = _used_instead(cause, instead, culprits)
-        location = instead.line if instead.sure else location
     if kind == "never-used":
+        cause, fix, location = _unread(subject, names[0], reading, (cause, fix, location), culprits)
         fix += f", or declare MayLackGradient({names[0]!r}, reason=...)"
     # a codebook behind a straight-through estimator may be trained by hand, and
     # the last bias of an energy has no influence on its derivative: correct models have it
@@ -101,6 +108,25 @@ def _missing(
             "rivals": [str(rival) for rival in (cut.rivals if cut is not None else ())],
         },
     )
+
+
+def _unread(
+    subject: Subject,
+    name: str,
+    reading: Location | None,
+    said: tuple[str, str, Location | None],
+    culprits: list[Culprit],
+) -> tuple[str, str, Location | None]:
+    """Say why no operation reads a parameter: cause, fix, and the line to change; add culprits."""
+    cause, fix, location = said
+    if reading is not None:
+        only = evaluation_only(subject, reading)
+        culprits += only.culprits
+        return f"it is read in evaluation mode only: {only.fact}", only.fix, only.location
+    if (instead := _called_instead(subject, name)) is not None:
+        cause, fix = _used_instead(cause, instead, culprits)
+        location = instead.line if instead.sure else location
+    return cause, fix, location
 
 
 def _not_read(

@@ -141,7 +141,7 @@ class Ways(nn.Module):
         if self.way == "variable":
             head = self.heads[0]
             done = [head(low)]
-            if not self.training:
+            if len(done) > 1:
                 head = self.heads[1]
             return torch.cat([*done, head(high)], 1)
         if self.way == "each":
