@@ -173,10 +173,8 @@ class Dropped(nn.Module):
         return F.dropout(self.layer(x), 0.5, self.training)
 
 
-@pytest.mark.parametrize(
-    ("seed", "runs", "status"), [(None, 0, "passed"), (0, 1, "violated"), (1, 1, "violated")]
-)
-def test_seeding_asks_the_steps_that_ran_anyway(seed, runs, status):
+@pytest.mark.parametrize(("seed", "status"), [(None, "passed"), (0, "violated"), (1, "violated")])
+def test_seeding_asks_the_steps_that_ran_anyway(seed, status):
     contract = Contract(
         model=Dropped(seed),
         batch=((torch.randn(4, 4),), torch.tensor([0, 1, 2, 0])),
@@ -192,7 +190,8 @@ def test_seeding_asks_the_steps_that_ran_anyway(seed, runs, status):
         if f.check == "seeding"
     ]
     assert [f.status for f in found] == [status]
-    assert (len(calls) > before) == bool(runs)
+    # one run more looks for noise that samples share, unless the steps have shown that only a dropout draws
+    assert (len(calls) > before) if seed is not None else (len(calls) <= before + 1)
 
 
 @pytest.mark.parametrize(
