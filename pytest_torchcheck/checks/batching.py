@@ -38,11 +38,6 @@ ROUNDED = 1e-5
 """Difference in float32 between kernels for other sizes: 1.4e-6 was measured (CHECKS E2), more in
 deep models."""
 
-_KEPT = (
-    "{} outputs: the first of {} samples does not depend on the others, and samples keep their "
-    "outputs in another order"
-)
-
 _FEW = 4  # samples that are mixed with each other and put in another order
 
 _QUANTIZED = ("quantized", "ao.nn")
@@ -156,7 +151,10 @@ def _keeps_places(
             else (explain.other_dim(subject, dim, leaks))
         )
         return
-    yield passed(_KEPT.format(len(rows.dims), size))
+    yield passed(
+        f"{len(rows.dims)} outputs: the first of {size} samples does not depend on the others, "
+        "and samples keep their outputs in another order"
+    )
 
 
 def draws_in_eval(subject: Subject) -> bool:

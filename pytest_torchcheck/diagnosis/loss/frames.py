@@ -33,8 +33,8 @@ def frames_unread(subject: Subject, used: Consumed, labels: Alignable) -> Findin
         ],
         location=place,
         observed=f"input_lengths up to {most}; log_probs of {labels.frames} frames",
-        cause="the lengths are made shorter than the layers make the sequence"
-        + (f": the last time on line {place.line}{also}" if made and place else ""),
+        cause="the lengths are shortened more than the sequence is"
+        + (f": last on line {place.line}{also}" if made and place else ""),
         because="what comes after the last length has no part in the loss, and is never learnt",
         fix="compute each length as the layers change the length of the sequence, once for each stride",
     )
@@ -49,7 +49,9 @@ def _making(subject: Subject, lengths: tuple[int, ...]) -> list[Location]:
     while place is not None and (step := trace.makers.get(place)) is not None:
         if step.op.location is not None:
             found.setdefault(step.op.location)
-        counts = (p for p in step.operands if trace.values[p].shape == (len(lengths),))
+        counts = (
+            p for p in step.operands if p != place and trace.values[p].shape == (len(lengths),)
+        )
         place = next(counts, None)
     return list(found)
 

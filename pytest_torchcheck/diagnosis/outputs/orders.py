@@ -81,7 +81,7 @@ def exchanged(step: Step) -> Place:
         location=step.op.location,
         module=step.op.module,
         module_class=step.op.module_class,
-        cause=f"{step.op.name} returns the samples in an order of its own: each row is that of another sample",
+        cause=f"{step.op.name} returns the samples in an order of its own: rows are those of other samples",
         fact=f"when the samples change places, the rows of {step.op.name} stay the same, but stand neither where they "
         "stood nor where their samples are; what it reads stands in the order of the samples or in a fixed one",
         fix=f"gather with the inverse permutation, order.argsort(), of the order in which the samples were "

@@ -321,7 +321,9 @@ def _with_alias(subject: Subject, place: Place | None) -> Place | None:
     if place is None or made is None or (made.file, made.line) not in _lines(subject):
         return place
     name, _, other = made.text.partition("#")[0].partition("=")
-    alias = Culprit("tensor", f"{name.strip()} is {other.strip()} itself", _AS_IT_IS, made)
+    alias = Culprit(
+        "tensor", f"{name.strip()} is another name for {other.strip()}", _AS_IT_IS, made
+    )
     return replace(place, settings=(*place.settings, alias))
 
 

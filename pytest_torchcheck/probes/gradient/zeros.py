@@ -157,7 +157,9 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
 def _only_reader(stopped: Stopped) -> Call | None:
     """Return the call that picks a part of a result, as it is or unpacked and moved, where nothing else reads it."""
     value: Value = stopped.output
-    while True:
+    seen: set[int] = set()
+    while id(value) not in seen:  # what is contiguous already is its own result
+        seen.add(id(value))
         reading = [call for call in value.consumers if call.outputs and not call.shape_only]
         verb = reading[0].op.name.rpartition(".")[2] if len(reading) == 1 else ""
         if verb not in (*_PICKING, *_MOVING):
@@ -166,6 +168,7 @@ def _only_reader(stopped: Stopped) -> Call | None:
         if verb in _PICKING and made.tensor.numel() < value.tensor.numel():
             return reading[0]
         value = made
+    return None
 
 
 def _is_one_step(name: str, stopped: Stopped) -> bool:

@@ -235,7 +235,7 @@ def made_index(base: Trace, step: Step) -> Op | None:
 
     place, made = integers(step.operands), None
     while place is not None and (before := base.makers.get(place)) is not None:
-        made, place = before.op, integers(before.operands)
+        made, place = before.op, integers(p for p in before.operands if p != place)
     return made
 
 

@@ -15,7 +15,7 @@ from ...objects import trees
 from ...probes.recorded.watch import version_of
 from ...state import is_lazy, seed_everything
 from ...subject.errors import SubjectError
-from .returning import own_optimizers
+from .returning import own_optimizer, own_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +65,7 @@ def crossed(subject: Subject) -> Crossed | None:
         return None  # their gradients may be averaged
     step = subject.contract.train_step
     with contextlib.suppress(SubjectError):
-        if (kind := _own_optimizer(subject)) is not None:
+        if (kind := own_optimizer(subject)) is not None:
             found = _among(subject, lambda turned: _stepped_alone(subject, turned))
             if found is not None:
                 return Crossed(names=found[0], by=found[1], own=found[2], optimizer=kind)
@@ -74,14 +74,6 @@ def crossed(subject: Subject) -> Crossed | None:
             if found is not None and not found[2]:  # what counts its own too may be meant
                 return Crossed(names=found[0], by=found[1], own=False, optimizer=None)
     return None
-
-
-def _own_optimizer(subject: Subject) -> type[torch.optim.Optimizer] | None:
-    if subject.contract.optimizer is None:
-        return None
-    with subject.pristine(steps=True) as model:
-        own = own_optimizers(subject.make_optimizer(model))
-    return type(own[0]) if own else None
 
 
 def _assigns_gradients(step: Callable[..., Any]) -> bool:

@@ -9,8 +9,7 @@ import torch
 
 from ...objects import trees
 from ...state import seed_everything
-from ...subject.errors import SubjectError
-from .returning import own_optimizers
+from .returning import own_optimizer, own_optimizers
 
 if TYPE_CHECKING:
     from ...subject import Subject
@@ -45,6 +44,8 @@ def forgetting(subject: Subject) -> Forgetting | None:
 
     Cost: nothing for torch's own optimizers; else steps of the optimizer alone.
     """
+    if own_optimizer(subject) is None:
+        return None
     one, other = (_last_values(subject, seed) for seed in (1, 2))
     for place, (optimizer, option, begun, values) in one.items():
         again = other[place][3] if place in other else None
@@ -63,12 +64,10 @@ def uncounted(subject: Subject) -> tuple[torch.optim.Optimizer, str] | None:
 
     Cost: nothing for torch's own optimizers; else steps of the optimizer alone.
     """
+    if own_optimizer(subject) is None:
+        return None
     with subject.pristine(steps=True) as model:
-        try:
-            made = own_optimizers(subject.make_optimizer(model))
-        except SubjectError:
-            return None
-        for optimizer in made:
+        for optimizer in own_optimizers(subject.make_optimizer(model)):
             held = [p for g in optimizer.param_groups for p in g["params"] if trees.computable(p)]
             begun = [p.detach().clone() for p in held]
             if not held or not _stepped(optimizer, held, begun, seed=1):
@@ -126,11 +125,7 @@ def _last_values(subject: Subject, seed: int) -> dict[int, Any]:
     """Return by place each optimizer that has a momentum, with its values before and after its last step."""
     found: dict[int, Any] = {}
     with subject.pristine(steps=True) as model:
-        try:
-            made = own_optimizers(subject.make_optimizer(model))
-        except SubjectError:
-            return found
-        for place, optimizer in enumerate(made):
+        for place, optimizer in enumerate(own_optimizers(subject.make_optimizer(model))):
             option = _momentum(optimizer)
             held = [p for g in optimizer.param_groups for p in g["params"] if trees.computable(p)]
             if not option or not held:

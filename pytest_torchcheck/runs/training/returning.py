@@ -11,6 +11,7 @@ from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
+from ...subject.remembered import remembered
 from .enduring import MANY
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ def own_optimizers(made: Any) -> list[torch.optim.Optimizer]:
     return [one for one in optimizers_of(made) if not is_torchs(one)]
 
 
+@remembered("own-optimizer")
+def own_optimizer(subject: Subject) -> type[torch.optim.Optimizer] | None:
+    """Return the class of the first optimizer whose step is not torch's own alone; None without one. Cached: four ask."""
+    if subject.contract.optimizer is None:
+        return None
+    with subject.pristine(steps=True) as model:
+        own = own_optimizers(subject.make_optimizer(model))
+    return type(own[0]) if own else None
+
+
 def returning(subject: Subject) -> tuple[list[str], int] | None:
     """Return what the optimizer sets back to where it began, and after how many steps; None where nothing.
 
@@ -36,11 +47,13 @@ def returning(subject: Subject) -> tuple[list[str], int] | None:
 
     Cost: nothing for torch's own optimizers; else the optimizer's steps alone.
     """
-    with subject.pristine(steps=True) as model:
-        try:
-            made = subject.make_optimizer(model)
-        except SubjectError:
+    try:
+        if own_optimizer(subject) is None:
             return None
+    except SubjectError:
+        return None
+    with subject.pristine(steps=True) as model:
+        made = subject.make_optimizer(model)
         known = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         for optimizer in own_optimizers(made):
             held = [p for g in optimizer.param_groups for p in g["params"] if id(p) in known]

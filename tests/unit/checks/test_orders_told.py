@@ -31,7 +31,7 @@ def test_samples_that_are_put_back_in_the_wrong_order():
     contract = Contract(model=lambda: Ranked(True), inputs="B 5", sizes={"B": (2, 8)})
     (finding,) = violated(contract, "batch-independence")
     assert finding.location.text.endswith("# in the wrong order")
-    assert "each row is that of another sample" in finding.cause
+    assert "rows are those of other samples" in finding.cause
     right = Contract(model=lambda: Ranked(False), inputs="B 5", sizes={"B": (2, 8)})
     assert not violated(right, "batch-independence")
 
@@ -183,14 +183,16 @@ def test_the_line_of_backward_that_draws_is_named_wherever_the_draw_stands():
 class Scattered(nn.Module):
     """Nodes of several graphs as one graph, with edges that count from the first node of their own."""
 
-    def __init__(self, shifted):
+    def __init__(self, shifted, again=False):
         super().__init__()
-        self.shifted, self.mix = shifted, nn.Linear(4, 3)
+        self.shifted, self.again, self.mix = shifted, again, nn.Linear(4, 3)
 
     def forward(self, x, pairs):
         count, nodes = x.shape[:2]
         first = nodes * torch.arange(count)[:, None, None] if self.shifted else 0
         start, end = (pairs + first).movedim(0, 1).flatten(1)  # counted
+        if self.again:
+            start = start.long().contiguous()
         flat = x.flatten(0, 1)
         return self.mix(flat + torch.zeros_like(flat).index_add(0, end, flat[start])).view(
             count, nodes, 3
@@ -334,6 +336,36 @@ def test_another_name_of_the_same_tensor_is_said():
         return violated(contract, "permutation-invariance")
 
     (finding,) = found(ordered=False)
-    assert "rows is made itself on line" in finding.because
+    assert "rows is another name for made on line" in finding.because
     assert any(c.location and c.location.text.endswith("# another name") for c in finding.culprits)
     assert not found(ordered=True)
+
+
+class Contiguous(nn.Module):
+    """Makes contiguous what is so already: the operation returns what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 6, batch_first=True, bidirectional=True)
+
+    def forward(self, x):
+        states, _ = self.rnn(x)
+        return states.contiguous().contiguous()[:, -1]  # one position
+
+
+def test_an_operation_that_returns_its_operand_ends_no_walk():
+    contract = Contract(
+        model=Contiguous,
+        batch=((torch.randn(3, 5, 4),), torch.randn(3, 12)),
+        loss=F.mse_loss,
+    )
+    (finding,) = violated(contract, "gradients-exist")
+    assert finding.code == "grad-zero"
+    assert finding.location.text.endswith("# one position")
+    repeated = Contract(
+        model=lambda: Scattered(False, again=True),
+        inputs=("B 5 4", Ints("B 2 E", low=0, high=5)),
+        sizes={"B": (2, 6), "E": (3, 9)},
+    )
+    (finding,) = violated(repeated, "batch-independence")
+    assert "leads into other samples" in finding.cause
