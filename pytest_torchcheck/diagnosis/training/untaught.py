@@ -203,8 +203,8 @@ def uncounted(subject: Subject, optimizer: torch.optim.Optimizer, name: str) -> 
         cause=f"{name} = {name} + ... gives the local name another value, and leaves the state as it is"
         if local is not None
         else f"nothing writes to {name} from step to step",
-        because=f"with a greater {name} the update differs: what is corrected by it, such as the bias of moving averages, "
-        "stays as in the first step",
+        because=f"with a greater {name} the update differs: what is corrected by it, such as the bias of "
+        "moving averages, stays as in the first step",
         fix=f"write it back, as self.state[p][{name!r}] += 1",
         evidence={"name": name},
     )

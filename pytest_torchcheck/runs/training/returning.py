@@ -30,7 +30,7 @@ def own_optimizers(made: Any) -> list[torch.optim.Optimizer]:
 
 @remembered("own-optimizer")
 def own_optimizer(subject: Subject) -> type[torch.optim.Optimizer] | None:
-    """Return the class of the first optimizer whose step is not torch's own alone; None without one. Cached: four ask."""
+    """Return the class of the first optimizer whose step is not torch's own alone, or None; cached, since four ask."""
     if subject.contract.optimizer is None:
         return None
     with subject.pristine(steps=True) as model:
