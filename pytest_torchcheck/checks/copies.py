@@ -45,7 +45,7 @@ def check_pickle(subject: Subject, expected: Outputs) -> Iterator[Finding]:
     with subject.pristine() as model:
         try:
             seed_everything(subject.seed + OTHER_DRAWS, own=False)
-            twin = pickled(model)
+            twin = subject.convert(pickled(model))
         except Exception as error:  # any object may refuse, in its own words
             yield _unpicklable(subject, model, error)
             return
@@ -122,7 +122,7 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
     with subject.pristine(steps=True) as model:
         try:
             seed_everything(subject.seed + OTHER_DRAWS, own=False)
-            twin = copy.deepcopy(model)
+            twin = subject.convert(copy.deepcopy(model))
         except Exception as error:  # locks and computed tensors refuse to be copied
             message = (message_of(error).splitlines() or [type(error).__name__])[0]
             yield inconclusive(
@@ -155,7 +155,7 @@ def check_copy(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         return
     with subject.pristine() as model:
         seed_everything(subject.seed + OTHER_DRAWS, own=False)
-        twin = copy.deepcopy(model)
+        twin = subject.convert(copy.deepcopy(model))
         unchanged = gap(outputs_of(subject, twin), expected)
     if unchanged is not None:
         yield _different(subject, unchanged, _bound_to_original(subject.model, twin))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from .. import sources
-from ..state import Precision, flags_settable
+from ..state import Precision, flags_settable, rounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,19 +65,12 @@ class Cuda:
 
     @contextlib.contextmanager
     def precision(self, *, tf32: bool) -> Iterator[None]:
-        """Set the flags that decide how products are computed, and put them back.
-
-        The old flags are set too: a model that reads them (``torch.backends.cudnn.flags`` does)
-            must find both alike.
-        """
+        """Set the flags that decide how products are computed, and put them back."""
         cudnn: Any = torch.backends.cudnn
         before, benchmark = Precision.now(), cudnn.benchmark
         try:
+            rounded(tf32=tf32)
             with flags_settable():
-                torch.set_float32_matmul_precision("high" if tf32 else "highest")
-                cudnn.allow_tf32 = tf32
-                for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
-                    part.fp32_precision = "tf32" if tf32 else "ieee"
                 cudnn.benchmark = False
             yield
         finally:

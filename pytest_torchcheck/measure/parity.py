@@ -146,6 +146,8 @@ def run(
 ) -> Run:
     """Run forward, a random projection of the outputs as the loss, and backward; dropout modules are off.
 
+    An output that holds no tensor with a gradient, such as a distribution, has the declared loss.
+
     Args:
         subject: Whose model it is.
         model: The model or a copy; its gradients and buffers are changed.
@@ -177,7 +179,10 @@ def run(
             with around():
                 output = subject.call(model, batch)
             # the loss stands outside: what is measured is the model
-            loss = probe_loss(_wide(output), subject.seed) * scale
+            wide = _wide(output)
+            probed = any(t.requires_grad for t in wide) or subject.contract.loss is None
+            loss = probe_loss(wide, subject.seed) if probed else subject.compute_loss(output, batch)
+            loss = loss * scale
             with subject.phase("backward", batch), (around_backward or around)():
                 loss.backward()
     found.output = {path: _plain(t) for path, t in trees.floats(output).items()}

@@ -19,5 +19,6 @@ from .settings import Precision as Precision
 from .settings import filled_memory as filled_memory
 from .settings import flags_settable as flags_settable
 from .settings import repeatable as repeatable
+from .settings import rounded as rounded
 from .tensors import is_lazy as is_lazy
 from .tensors import saved_state as saved_state

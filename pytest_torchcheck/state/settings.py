@@ -66,11 +66,30 @@ def settings_kept() -> Iterator[None]:
 
 
 def repeatable() -> None:
-    """Let cuDNN choose the same, deterministic kernels in every run, so that a failure repeats; inside :func:`isolated`."""
+    """Let a GPU choose the same, deterministic kernels in every run, so that a failure repeats; inside :func:`isolated`.
+
+    Products are rounded as float32 is: cuDNN allows TF32 by default, with which two runs that are to be equal
+    differ by a thousandth.
+    """
     cudnn = torch.backends.cudnn
     if (cudnn.benchmark, cudnn.deterministic) != (False, True):
         with flags_settable():
             cudnn.benchmark, cudnn.deterministic = False, True
+    if torch.backends.cuda.is_built():
+        rounded(tf32=False)
+
+
+def rounded(*, tf32: bool) -> None:
+    """Allow or forbid TF32 in products and convolutions, in torch's old settings and its new ones; see `Precision`.
+
+    Both are set: a model that reads the old ones (``torch.backends.cudnn.flags`` does) must find them alike.
+    """
+    cudnn: Any = torch.backends.cudnn
+    with flags_settable():
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        cudnn.allow_tf32 = tf32
+        for part in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
+            part.fp32_precision = "tf32" if tf32 else "ieee"
 
 
 @dataclass(frozen=True, slots=True)

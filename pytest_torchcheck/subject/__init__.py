@@ -112,6 +112,7 @@ class Subject(PristineModel):
         with self.phase("loss", batch, lambda: loss_of(loss, output, batch.targets)):
             if loss == "output":
                 return own_loss(output)
+            self.rehearsal.loss(self.contract.loss, output, batch)
             value = loss_of(loss, output, batch.targets)
             if not isinstance(value, torch.Tensor):
                 raise TypeError(

@@ -24,6 +24,7 @@ from ..state.seeds import own_generators, seed_everything
 from .building import cast_floats, materialised, require_hashable, wrapped_tensor
 from .errors import Phase, SubjectError, UnmeasurableError
 from .graphs import Graphs, opened
+from .rehearsal import Rehearsal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ class PristineModel:
         self._state: ModuleState | None = None
         self._misnamed: tuple[UnknownNameError, ...] | None = None  # None: not looked at yet
         self.ear = Ear()
-        self.graphs = Graphs()
+        self.graphs, self.rehearsal = Graphs(), Rehearsal(self.device)
         self._depth = 0
         self._materialising = False  # a batch is asked for to give lazy parameters their shapes
         self._touched = False  # parameters may have been changed since the state was taken
@@ -385,6 +386,7 @@ class PristineModel:
         """Call the model with a batch as it is."""
         deadline.keep()
         with self.phase("forward", batch, lambda: self.contract.invoke(model, batch)):
+            self.rehearsal.forward(model, batch, self.contract.invoke)
             return opened(self.graphs.call(model, lambda: self.contract.invoke(model, batch)))
 
 

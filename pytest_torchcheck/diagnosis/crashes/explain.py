@@ -50,6 +50,8 @@ def explain_error(
         The explanation; ``code`` is ``crash`` for an error that the table does not know, or whose
         explanation takes longer than :mod:`pytest_torchcheck.deadline` allows.
     """
+    # what was tried on the CPU first has a model of its own there
+    model, device = getattr(rerun, "model", None) or model, getattr(rerun, "device", device)
     scene = Scene(error, phase=phase, model=model, batch=batch, rerun=rerun, device=device)
     budget = deadline.Budget()
     nested = deadline.running()

@@ -149,12 +149,12 @@ def unread_targets(batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]
     Tried are targets in another order, and values that nothing can read without a trace.
 
     Args:
-        batch: The batch, on the CPU: an index out of range would cost a GPU its context.
+        batch: The batch.
         run: Does with a batch what may read its targets, from one state and seed; returns what they
             would decide.
     """
     targets = {path: t for path, t in targets_of(batch).items() if t.numel()}
-    if not targets or any(t.device.type != "cpu" for t in targets.values()):
+    if not targets:
         return []
     try:
         base = run(batch)

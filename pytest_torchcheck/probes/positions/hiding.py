@@ -122,7 +122,7 @@ def _region(trace: Trace, softmax: Step, hidden: Tensor) -> tuple[int, Tensor, T
         return None
     if _bare(softmax) == "log_softmax":
         weights = weights.exp()
-    length = len(hidden)
+    length, hidden = len(hidden), hidden.to(weights.device)
     for dim in reversed(range(weights.ndim)):
         if weights.shape[dim] != length or not bool(((weights.sum(dim) - 1).abs() < 1e-3).all()):
             continue

@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("name", nargs="*")
     parser.add_argument("--plain", action="store_true", help="run one plain training step only")
     parser.add_argument("--checks", help="names of checks, with commas between them")
+    parser.add_argument("--device", help="where the model is held to them")
     parser.add_argument("--show", default="violated,error", help="statuses to print in full")
     parser.add_argument("--seconds", type=int, help="of processor time, after which it is killed")
     options = parser.parse_args()
@@ -91,7 +92,7 @@ def hold(name: str, options: argparse.Namespace) -> None:
     from pytest_torchcheck import Contract
 
     start = time.process_time()
-    contract = Contract(**fields)
+    contract = Contract(**fields, **({"devices": (options.device,)} if options.device else {}))
     report = contract.check(options.checks.split(",")) if options.checks else contract.check()
     cost = time.process_time() - start
     outcome = {

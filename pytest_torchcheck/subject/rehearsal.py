@@ -1,0 +1,205 @@
+"""Forwards and losses are tried on the CPU before a GPU sees them: an index out of range raises there, and ends the context here."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..declared.callables import loss_of
+from ..objects import trees
+from ..state import is_range_error, randomness_kept
+from .errors import SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..batches import Batch
+    from .errors import Phase
+
+_INDICES = (torch.int64, torch.int32, torch.int16)
+_HOOKS: tuple[dict[Any, Any], ...] = (
+    nn.modules.module._global_forward_pre_hooks,
+    nn.modules.module._global_forward_hooks,
+)
+
+
+class Tried:
+    """What raised on the CPU, and does so again.
+
+    Attributes:
+        model: The copy that ran; None where only a loss did.
+        batch: On the CPU.
+        device: Where they are.
+    """
+
+    device = "cpu"
+
+    def __init__(self, model: nn.Module | None, batch: Batch, run: Callable[[], Any]) -> None:
+        self.model, self.batch, self._run = model, batch, run
+
+    def __call__(self) -> Any:
+        """Do it again."""
+        return self._run()
+
+
+class Rehearsal:
+    """Tries on the CPU what a kernel of a GPU can only assert, each set of sizes and indices once.
+
+    Checks give models and losses other sizes, orders and labels than their users do, and what does not fit
+    is to be an error of that run, not the loss of the device. A user's own index out of range is told with its
+    line, too. What cannot be moved to the CPU is not tried.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[Any, tuple[Exception, Tried] | None] = {}
+        self._copy: nn.Module | None = None
+
+    def forward(self, model: nn.Module, batch: Batch, invoke: Callable[..., Any]) -> None:
+        """Try a forward where the batch holds indices.
+
+        Args:
+            model: On the device.
+            batch: On the device.
+            invoke: Calls a model with a batch.
+
+        Raises:
+            SubjectError: An index or a value is out of range.
+        """
+        if not _is_due(self._device):
+            return
+        with _unrecorded():
+            tensors = _held(dict(batch.input_leaves()), self._device)
+            if not any(map(_is_index, tensors.values())):
+                return
+            key = ("forward", model.training, _sizes(tensors))
+        if key not in self._known:
+            self._known[key] = _tried(
+                batch, lambda own, moved: invoke(own, moved), lambda: self._on_cpu(model)
+            )
+        self._tell("forward", key)
+
+    def loss(self, loss: Any, output: Any, batch: Batch) -> None:
+        """Try a loss of an output: one that a model has computed once for each set of targets, any other each time.
+
+        Args:
+            loss: A function or a module.
+            output: On the device.
+            batch: With the targets.
+
+        Raises:
+            SubjectError: As in :meth:`forward`.
+        """
+        if not _is_due(self._device):
+            return
+        with _unrecorded():
+            held = _held(trees.tensors(output), self._device)
+            if not held:
+                return
+            inputs = dict(batch.input_leaves())
+            targets = {path: t for path, t in batch.tensors().items() if path not in inputs}
+            key = ("loss", _sizes(held), _sizes(targets))
+            computed = any(t.grad_fn is not None for t in held.values())
+        if not computed or key not in self._known:
+
+            def run(_model: object, moved: Batch) -> None:
+                on_cpu = {id(t): t.detach().to("cpu", copy=True) for t in held.values()}
+                own = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
+                loss_of(own, trees.substitute(output, on_cpu), moved.targets)
+
+            self._known[key] = _tried(batch, run, lambda: None)
+        self._tell("loss", key)
+
+    def _tell(self, phase: Phase, key: Any) -> None:
+        if (found := self._known[key]) is not None:
+            error, tried = found
+            raise SubjectError(phase, error, tried.batch, tried) from error
+
+    def _on_cpu(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the model on the CPU, in its modes; no copy is made on the device."""
+        if self._copy is None:
+            held: dict[int, Any] = {}
+            for tensor in (*model.parameters(), *model.buffers()):
+                moved = tensor.detach().to("cpu")
+                held[id(tensor)] = (
+                    nn.Parameter(moved, requires_grad=tensor.requires_grad)
+                    if isinstance(tensor, nn.Parameter)
+                    else moved
+                )
+            self._copy = copy.deepcopy(model, held)
+        for one, other in zip(self._copy.modules(), model.modules(), strict=False):
+            one.training = other.training
+        return self._copy
+
+
+def _tried(
+    batch: Batch, run: Callable[[Any, Batch], Any], copied: Callable[[], nn.Module | None]
+) -> tuple[Exception, Tried] | None:
+    """Do something on the CPU that no watch sees; return what it raised, where a GPU could only assert it."""
+    model = moved = None
+    with _unseen():
+        try:
+            model, moved = copied(), batch.to(device="cpu")
+            run(model, moved.clone())
+        except Exception as error:  # whatever else it raises, it raises on the device too
+            if moved is not None and is_range_error(error):
+                given = moved
+                return error, Tried(model, given, lambda: run(model, given.clone()))
+    return None
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Let no tracer, mode or hook of a recorded run see what happens inside, and draw from no generator."""
+    tracer, hooks = sys.gettrace(), [dict(held) for held in _HOOKS]
+    sys.settrace(None)
+    for held in _HOOKS:
+        held.clear()
+    try:
+        with _unrecorded(), randomness_kept(), warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for held, before in zip(_HOOKS, hooks, strict=True):
+            held.update(before)
+        sys.settrace(tracer)
+
+
+@contextlib.contextmanager
+def _unrecorded() -> Iterator[None]:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def _is_due(device: torch.device) -> bool:
+    """Say whether kernels of a device assert, where nothing is captured and nobody counts what waits."""
+    return (
+        device.type == "cuda"
+        and not torch.cuda.is_current_stream_capturing()
+        and not torch.cuda.get_sync_debug_mode()
+    )
+
+
+def _held(leaves: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the tensors among leaves where one of them is on a device."""
+    tensors = {p: t for p, t in leaves.items() if isinstance(t, torch.Tensor) and not t.is_nested}
+    return tensors if any(t.device.type == device.type for t in tensors.values()) else {}
+
+
+def _is_index(leaf: torch.Tensor) -> bool:
+    return leaf.dtype in _INDICES
+
+
+def _sizes(tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
+    """Return what tells sizes and indices of some tensors apart."""
+    return tuple(
+        (path, t.shape, tuple(t.flatten().tolist()) if _is_index(t) else None)
+        for path, t in tensors.items()
+    )
