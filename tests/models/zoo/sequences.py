@@ -208,7 +208,7 @@ def ctc() -> dict[str, Any]:
 
         def forward(self, x: torch.Tensor, y: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
             scores = self.body(x).permute(2, 0, 1).log_softmax(-1)
-            frames = torch.full((x.shape[0],), x.shape[2])
+            frames = torch.full((x.shape[0],), x.shape[2], device=x.device)
             return F.ctc_loss(scores, y, frames, lengths, zero_infinity=True)
 
     return {"model": Model, "batch": ((torch.randn(3, 4, 16), torch.randint(1, 6, (3, 4)),
