@@ -216,6 +216,10 @@ CHECKS: tuple[Check, ...] = (
             cost="3 FB",
             devices=("cuda",),
         ),
+        axes="device",
+    ),
+    *family(
+        "machines.capture",
         check(
             "graph-capture",
             "The forward, captured as a CUDA graph, gives the same output for new inputs as in "

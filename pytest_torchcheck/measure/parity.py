@@ -179,10 +179,7 @@ def run(
             with around():
                 output = subject.call(model, batch)
             # the loss stands outside: what is measured is the model
-            wide = _wide(output)
-            probed = any(t.requires_grad for t in wide) or subject.contract.loss is None
-            loss = probe_loss(wide, subject.seed) if probed else subject.compute_loss(output, batch)
-            loss = loss * scale
+            loss = _loss(subject, output, batch) * scale
             with subject.phase("backward", batch), (around_backward or around)():
                 loss.backward()
     found.output = {path: _plain(t) for path, t in trees.floats(output).items()}
@@ -192,6 +189,13 @@ def run(
             found.gradient[name] = _plain(parameter.grad) / scale
     found.buffer = {n: _plain(b) for n, b in model.named_buffers() if b.is_floating_point()}
     return found
+
+
+def _loss(subject: Subject, output: Any, batch: Batch) -> torch.Tensor:
+    wide = _wide(output)
+    if any(t.requires_grad for t in wide) or subject.contract.loss is None:
+        return probe_loss(wide, subject.seed)
+    return subject.compute_loss(output, batch)
 
 
 def gaps(found: Run, exact: Run) -> dict[Part, Gap]:
@@ -224,31 +228,34 @@ def rounded_run(subject: Subject, batch: Batch, dtype: torch.dtype, *, train: bo
 def moved(subject: Subject, batch: Batch, exact: Run, by: float, *, train: bool) -> float:
     """Return how far gradients move, the farthest of three draws, with weights and inputs moved by a fraction.
 
+    The passes are in the subject's own precision, in which a solver may take other steps, too.
+
     Args:
         subject: Whose model it is.
-        batch: In float64 on the CPU.
-        exact: What it gives.
+        batch: Any.
+        exact: What it gives in float64.
         by: The fraction of each value by which it is moved at most.
         train: Mode.
     """
     draw = torch.Generator().manual_seed(subject.seed)
 
     def near(value: torch.Tensor) -> torch.Tensor:
-        noise = torch.rand(value.shape, generator=draw, dtype=torch.float64).to(value)
-        return value * (1 + by * (2 * noise - 1))
+        noise = torch.rand(value.shape, generator=draw, dtype=torch.float64)
+        return (value.double() * (1 + by * (2 * noise - 1))).to(value.dtype)
 
     def move(_path: str, leaf: Any) -> Any:
         whole = not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point()
         return leaf if whole else near(leaf.detach())
 
-    farthest = 0.0
+    farthest, given = 0.0, batch.to(device="cpu", dtype=subject.dtype)
     for _ in range(3):
-        wide = twin(subject, torch.float64)
-        assert wide is not None
+        model = twin(subject)
+        assert model is not None
         with torch.no_grad():
-            for parameter in wide.parameters():
-                parameter.copy_(near(parameter))
-        found = run(subject, wide, batch.map(move, targets=False), train=train)
+            for parameter in model.parameters():
+                if parameter.is_floating_point():
+                    parameter.copy_(near(parameter))
+        found = run(subject, model, given.map(move, targets=False), train=train)
         farthest = max(farthest, gaps(found, exact)["gradient"].value)
     return farthest
 
@@ -320,7 +327,7 @@ def _watched(model: nn.Module, seen: list[tuple[str, torch.Tensor]]) -> Iterator
     def note(name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, torch.Tensor) and output.is_floating_point():
-                seen.append((name, _plain(output)))
+                seen.append((name, _plain(output).clone()))  # the next module may write to it
 
         return hook
 

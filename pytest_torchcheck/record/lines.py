@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def traced(enter: Tracer) -> Iterator[None]:
+def traced(enter: Tracer | None) -> Iterator[None]:
     """Trace the functions that are called within the block, in this thread.
 
     The tracer of a debugger or of coverage is put back at the end.
 
     Args:
         enter: What :func:`sys.settrace` takes: called with each new frame and ``"call"``. It returns the
-            trace function of that frame's lines, or None where they do not matter.
+            trace function of that frame's lines, or None where they do not matter. None itself traces nothing.
     """
     before = sys.gettrace()
     sys.settrace(enter)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..declared.callables import loss_of
 from ..objects import trees
+from ..record.lines import traced
 from ..state import is_range_error, randomness_kept
 from .errors import SubjectError
 
@@ -149,7 +149,7 @@ def _tried(
             model, moved = copied(), batch.to(device="cpu")
             run(model, moved.clone())
         except Exception as error:  # whatever else it raises, it raises on the device too
-            if moved is not None and is_range_error(error):
+            if moved is not None and (isinstance(error, IndexError) or is_range_error(error)):
                 given = moved
                 return error, Tried(model, given, lambda: run(model, given.clone()))
     return None
@@ -158,18 +158,19 @@ def _tried(
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
     """Let no tracer, mode or hook of a recorded run see what happens inside, and draw from no generator."""
-    tracer, hooks = sys.gettrace(), [dict(held) for held in _HOOKS]
-    sys.settrace(None)
+    hooks = [dict(held) for held in _HOOKS]
     for held in _HOOKS:
         held.clear()
     try:
-        with _unrecorded(), randomness_kept(), warnings.catch_warnings(), torch.no_grad():
+        with (
+            traced(None), _unrecorded(), randomness_kept(), warnings.catch_warnings(),
+            torch.no_grad(),
+        ):  # fmt: skip
             warnings.simplefilter("ignore")
             yield
     finally:
         for held, before in zip(_HOOKS, hooks, strict=True):
             held.update(before)
-        sys.settrace(tracer)
 
 
 @contextlib.contextmanager

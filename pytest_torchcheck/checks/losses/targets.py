@@ -279,9 +279,7 @@ def unread_by_step(subject: Subject) -> Finding | None:
     On a GPU nobody can try the step first, and an index out of range would cost the process its context.
     """
     batch = subject.batch()
-    if subject.device.type != "cpu":
-        return None
-    paths = unread_targets(batch, partial(by_step, subject))
+    paths = unread_targets(batch, partial(by_step, subject)) if subject.kernel_exact else []
     status = _how_sure(subject, batch, paths)
     return None if status is None else explain.ignored(subject, None, paths, status)
 

@@ -233,15 +233,14 @@ def _run_in(subject: Subject, dtype: torch.dtype, base: Batch) -> Outcome:
         model.train()
         seed_everything(subject.seed)
 
-        def run() -> object:
-            with torch.no_grad():
-                return subject.graphs.call(model, lambda: subject.contract.invoke(model, batch))
-
         try:
-            output = run()
-        except Exception as error:  # the user's code may raise anything
-            known = explain_error(error, phase="forward", model=model, batch=batch, rerun=run)
-            return kept, {}, SubjectError("forward", error, batch, run), explained(known)
+            with torch.no_grad():
+                output = subject.call(model, batch)
+        except SubjectError as raised:
+            known = explain_error(
+                raised.error, phase="forward", model=model, batch=batch, rerun=raised.rerun
+            )
+            return kept, {}, raised, explained(known)
         return kept, {path: t.dtype for path, t in trees.floats(output).items()}, None, None
 
 

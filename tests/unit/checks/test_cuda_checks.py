@@ -112,6 +112,18 @@ def one_entry(out):
 # -- parity ------------------------------------------------------------------------------------------
 
 
+def by_the_library(out):
+    return one_entry(out) if torch.backends.cudnn.enabled else out
+
+
+def test_what_only_cudnn_computes_otherwise_is_not_the_users() -> None:
+    """Its gradient of a weight of a wide kernel errs by a thousandth: nobody but its authors can mend that."""
+    [finding] = told("device-parity", Simulated(ops=Ops(by_the_library, "mm", shape=(16, 6))))
+    assert finding.status == "passed", finding
+    assert "cuDNN" in finding.summary
+    assert torch.backends.cudnn.enabled
+
+
 def test_another_order_of_summation_is_no_difference() -> None:
     [finding] = told("device-parity", Simulated(ops=Ops(a_little, "addmm", "mm")))
     assert finding.status == "passed", finding
