@@ -251,9 +251,16 @@ def _acts(module: nn.Module) -> bool:
 
 
 def weighted_means(subject: Subject) -> Iterator[Finding]:
-    """Compare the dimension of each softmax with the one over which the product that takes its weights sums."""
+    """Compare the dimension of each softmax with the one over which the product that takes its weights sums.
+
+    Weights that are made to sum to one for each node of a graph, at one end of the edges, must be summed there, too.
+    """
     subject.require_values()
-    seen = observe(subject).signals.averaging
+    signals = observe(subject).signals
+    seen = signals.averaging
+    if signals.regrouped:
+        yield explain.regrouped(signals.regrouped)
+        return
     if not seen:
         yield not_applicable("no product takes the weights of a softmax as they are")
         return

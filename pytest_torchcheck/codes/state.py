@@ -26,6 +26,7 @@ stale_after_load = One("diagnosis.outputs.modes:stale_after_load", "stale-after-
 lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
 softmax_axis = One("diagnosis.lines.axis_order:softmax_axis", "softmax-axis")
+regrouped = One("diagnosis.lines.axis_order:regrouped", "softmax-axis")
 axes_swapped = One("diagnosis.lines.axis_order:axes_swapped", "axes-swapped")
 idle_choice = One("diagnosis.lines.unread_results:idle_choice", "result-unread")
 only_last = One("diagnosis.lines.unread_results:only_last", "result-unread")

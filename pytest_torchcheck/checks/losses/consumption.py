@@ -118,7 +118,8 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     """Compare what each loss function was given with what it expects.
 
     Weights of a cross entropy written out by hand must be probabilities of the classes that its
-    logarithms are of. Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
+    logarithms are of, and a one-hot target that probabilities are multiplied with one-hot over their classes.
+    Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
     input as a sure model gives it), a regression on labels that are declared as classes, and a
     cross entropy of targets that are not class probabilities (several ones in a row, negative ones,
     or one number per sample). No loss may compare a value with itself, whatever the outputs are. Where a

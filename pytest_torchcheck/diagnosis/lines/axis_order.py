@@ -13,6 +13,7 @@ from ...verdicts import violated
 
 if TYPE_CHECKING:
     from ...findings import Finding
+    from ...probes.numbers.grouped import Regrouped
     from ...probes.numbers.signal_facts import Averaging
     from ...probes.numbers.views import Moved
 
@@ -95,4 +96,24 @@ def softmax_axis(wrong: list[Averaging]) -> Finding:
         because=f"the product{on_line(one.location)} sums over dimension {one.summed - rank}, where the weights "
         "of an average sum to one",
         fix=f"take the softmax over dim={one.summed - rank}",
+    )
+
+
+def regrouped(wrong: list[Regrouped]) -> Finding:
+    """Explain attention over the edges of a graph that is normalised at the other end."""
+    one = wrong[0]
+    modules = dict.fromkeys(w.module or "the model" for w in wrong)
+    return violated(
+        "softmax-axis",
+        "weights of edges sum to one at one end, and are summed at the other",
+        culprits=[
+            *(Culprit("module", name, location=one.made) for name in list(modules)[:3]),
+            Culprit("call", "sum", "takes the weights", one.location),
+        ],
+        location=one.made or one.location,
+        observed=f"{one.entries} edges; the weights that are summed for a node add up to {one.low:.3g} to {one.high:.3g}",
+        cause="the weights are normalised by the other row of the edges than the one by which they are summed",
+        because=f"divided by the sums of their groups{on_line(one.made)} they add up to one in each; the sum"
+        f"{on_line(one.location)} is over groups of the other row, as which an average has weights of one",
+        fix=f"normalise them{on_line(one.made)} by the index that the sum{on_line(one.location)} takes",
     )

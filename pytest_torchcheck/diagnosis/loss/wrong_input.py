@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
+from ...probes.loss.axes import Scattered
 from ...verdicts import suspicious, violated
 from ..crashes.losses_called import criterion_culprits
 from ..lines.passed_on import forward_returned
@@ -215,8 +216,30 @@ def _loss_place(subject: Subject, used: Consumed) -> Location | None:
     return used.place or line
 
 
-def crossed_axes(found: Crossed) -> Finding:
+def _scattered(found: Scattered) -> Finding:
+    """Explain probabilities that are multiplied with what a view has left of a one-hot target."""
+    place, product, name = found.view.location, found.product.location, found.view.name
+    low, high = found.sums
+    return violated(
+        "distribution-axes",
+        f"{name} of a one-hot target gives {list(found.made)}, which is one-hot over no dimension",
+        culprits=[
+            Culprit("call", name, f"takes {list(found.given)} for {list(found.made)}", place),
+            Culprit("call", found.product.name, "multiplies probabilities with it", product),
+        ],
+        observed=f"over dimension {found.over}, where the probabilities sum to one, the target's sums range from "
+        f"{low:.3g} to {high:.3g}",
+        cause=f"a view keeps the elements in their order: it does not move the classes{on_line(place)}",
+        because=f"one_hot gives one entry of 1 for each label, and {name} leaves no dimension over which that is so; "
+        f"the product{on_line(product)} compares it with probabilities element by element",
+        fix=f"move the dimension of the classes with permute or movedim in place of {name}{on_line(place)}",
+    )
+
+
+def crossed_axes(found: Crossed | Scattered) -> Finding:
     """Explain a cross entropy written by hand whose two distributions lie along different dimensions."""
+    if isinstance(found, Scattered):
+        return _scattered(found)
     place, product = found.probabilities.location, found.product.location
     name, logs = found.probabilities.name, found.logs.name
     return violated(

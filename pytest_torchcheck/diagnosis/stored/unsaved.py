@@ -120,7 +120,7 @@ def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bo
     )
     carried = f"with {first.name if alone else names} carried over too, "
     because = carried + (
-        "the next training forward does not change them"
+        "the next training forward does not change them so"
         if parted.overwritten
         else "the outputs are equal"
     )
@@ -167,7 +167,7 @@ class _Parted:
         mode: ``evaluation`` or ``training``.
         path, distance: The output that differs most, and by how much.
         overwritten: Parameters and saved buffers that only the restored one's training forward
-            writes to.
+            writes to, or replaces: it moves them more than twice as far, and by much of their size.
     """
 
     mode: str
@@ -178,18 +178,22 @@ class _Parted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _After:
-    """What a model does next: its outputs in eval mode, in training mode then, and what that writes to."""
+    """What a model does next: its outputs in eval mode, in training mode then, and how far that moves what it writes to."""
 
     evaluated: Outputs
     training: Outputs
-    written: frozenset[str]
+    written: dict[str, float]
 
     def against(self, other: _After) -> _Parted | None:
         """Return where the other one differs, or None."""
         if (found := gap(other.evaluated, self.evaluated)) is not None:
             return _Parted(mode="evaluation", path=found[0], distance=found[1])
         if (found := gap(other.training, self.training)) is not None:
-            overwritten = tuple(sorted(other.written - self.written))
+            overwritten = tuple(
+                name
+                for name, by in sorted(other.written.items())
+                if name not in self.written or by > max(2 * self.written[name], _REPLACED)
+            )
             return _Parted(
                 mode="training", path=found[0], distance=found[1], overwritten=overwritten
             )
@@ -208,12 +212,16 @@ def _after(subject: Subject, model: nn.Module) -> _After:
     return _After(
         evaluated=evaluated,
         training={path: trees.dense(tensor).clone() for path, tensor in training.items()},
-        written=frozenset(
-            name
+        written={
+            name: trees.apart(before[name], tensor)
             for name, tensor in _registered(model).items()
             if name in before and not trees.same(before[name], tensor)
-        ),
+        },
     )
+
+
+_REPLACED = 0.25
+"""Of the size of a value: a running average moves less in one step."""
 
 
 def _registered(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Probabilities of one dimension that weigh log-probabilities of another."""
+"""Distributions over one dimension that are multiplied with those over another: softmax, log-softmax and one-hot targets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ _PRODUCTS: Final = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
 _KEEPING: Final = frozenset(
     {"detach", "clone", "contiguous", "to", "float", "double", "neg", "__neg__", "data"}
 )
+_VIEWS: Final = frozenset({"view", "reshape", "flatten", "unflatten"})
+_SHAPES: Final = _VIEWS | {"permute", "transpose", "movedim", "swapaxes", "mT", "moveaxis"}
+_FOLLOWED: Final = _KEEPING - {"neg", "__neg__"} | _SHAPES | {"exp"}
+_ONE: Final = 1e-3
+"""How far a sum of probabilities may be from one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +46,43 @@ class Crossed:
     logs_over: int
 
 
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """A product of probabilities with a one-hot target that is one-hot over no dimension any more.
+
+    Attributes:
+        view: The operation after which it was not.
+        given, made: Shapes before and after it.
+        product: The operation that takes both.
+        over: The dimension of the product over which the probabilities sum to one.
+        sums: How far the target's sums over it lie apart.
+    """
+
+    view: Op
+    given: tuple[int, ...]
+    made: tuple[int, ...]
+    product: Op
+    over: int
+    sums: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view of a one-hot tensor over no dimension of which it sums to one."""
+
+    op: Op
+    given: tuple[int, ...]
+    made: tuple[int, ...]
+
+
 class CrossedAxes:
-    """Follows the results of softmax and log-softmax to a product of the two; free where there is none."""
+    """Follows the results of softmax, log-softmax and one-hot to a product of two of them; free where there is none."""
 
     def __init__(self) -> None:
         self.found: list[Crossed] = []
+        self.scattered: list[Scattered] = []
         self._known: dict[int, tuple[weakref.ref[Tensor], str, int, Op]] = {}
+        self._shares: dict[int, tuple[weakref.ref[Tensor], str, _View | None]] = {}
 
     def see(
         self, name: str, bare: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]
@@ -53,11 +90,17 @@ class CrossedAxes:
         """See one call and its result; ``op`` describes it where that is needed."""
         if not isinstance(result, Tensor) or not args:
             return
+        if bare == "one_hot":
+            self._shares[id(result)] = (weakref.ref(result), bare, None)
+            return
         if bare in ("softmax", "log_softmax"):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if isinstance(dim, int) and result.dim():
                 self._known[id(result)] = (weakref.ref(result), bare, dim % result.dim(), op())
+            self._shares[id(result)] = (weakref.ref(result), bare, None)
             return
+        if self._shares:
+            self._share(bare, args, result, op)
         if not self._known:
             return
         if bare in _KEEPING or name.endswith("Tensor.data.__get__"):
@@ -65,6 +108,39 @@ class CrossedAxes:
                 self._known[id(result)] = (weakref.ref(result), *known)
         elif bare in _PRODUCTS or bare == "kl_div":
             self._product(args, op)
+
+    def _share(self, bare: str, args: Any, result: Tensor, op: Callable[[], Op]) -> None:
+        """Follow distributions through copies and changes of shape to a product of probabilities and a one-hot target."""
+        if bare in _PRODUCTS:
+            pair = [self._shares.get(id(value)) for value in args[:2]]
+            alive = [k for k, a in zip(pair, args, strict=False) if k is not None and k[0]() is a]
+            kinds = [kind for _, kind, _ in alive]
+            if sorted(kinds) == ["one_hot", "softmax"] and args[0].shape == args[1].shape:
+                target = kinds.index("one_hot")
+                if (view := alive[target][2]) is not None:
+                    self._scatter(args[1 - target], args[target], view, op)
+            return
+        given: Any = args[0]
+        known = self._shares.get(id(given)) if bare in _FOLLOWED else None
+        if known is None or known[0]() is not given:
+            return
+        _, kind, view = known
+        if bare == "exp":
+            if kind != "log_softmax":
+                return
+            kind = "softmax"
+        if kind == "one_hot" and view is None and bare in _VIEWS and not _sums_to_one(result):
+            view = _View(op(), tuple(given.shape), tuple(result.shape))
+        self._shares[id(result)] = (weakref.ref(result), kind, view)
+
+    def _scatter(
+        self, probabilities: Tensor, target: Tensor, view: _View, op: Callable[[], Op]
+    ) -> None:
+        over = _sums_to_one(probabilities.detach())
+        if len(over) == 1:
+            sums = target.detach().sum(over[0]).double()
+            apart = (float(sums.min()), float(sums.max()))
+            self.scattered.append(Scattered(view.op, view.given, view.made, op(), over[0], apart))
 
     def _product(self, args: Any, op: Callable[[], Op]) -> None:
         given = [known for value in args[:2] if (known := self._of(value)) is not None]
@@ -82,3 +158,11 @@ class CrossedAxes:
     def _of(self, value: Any) -> tuple[str, int, Op] | None:
         known = self._known.get(id(value))
         return known[1:] if known is not None and known[0]() is value else None
+
+
+def _sums_to_one(values: Tensor) -> list[int]:
+    """Return the dimensions over which a tensor sums to one everywhere."""
+    if values.layout != torch.strided or values.is_nested or values.is_meta or not values.numel():
+        return list(range(values.dim()))
+    wide = values.detach().double()
+    return [d for d in range(wide.dim()) if bool(((wide.sum(d) - 1).abs() < _ONE).all())]

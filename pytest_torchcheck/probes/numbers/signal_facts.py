@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...findings import Location
+    from .grouped import Regrouped
     from .views import IdleChoice, Moved
 
 
@@ -125,6 +126,7 @@ class Signals:
             output of the first.
         unread: Functions whose results nothing read.
         averaging: Products of softmax weights with values.
+        regrouped: Sums over groups of weights that sum to one over others.
         views: How many views of two dimensions or more were taken.
         moved: Those of them that move a dimension.
         idle_choices: Choices by index among copies of one entry, which a layer computed.
@@ -140,6 +142,7 @@ class Signals:
     chains: list[tuple[str, str]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     averaging: list[Averaging] = field(default_factory=list)
+    regrouped: list[Regrouped] = field(default_factory=list)
     views: int = 0
     moved: list[Moved] = field(default_factory=list)
     idle_choices: list[IdleChoice] = field(default_factory=list)

@@ -22,6 +22,7 @@ from ..recorded.watch import (
     unseen,
     version_of,
 )
+from . import grouped
 from .signal_facts import DRAWS, WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
 from .views import CHOICES, SEEN, Copies, Views
 
@@ -116,7 +117,7 @@ class SignalWatch(Watch):
         self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
         self._reads = Reads()
         self._weights = Weights()
-        self._views, self._copies = Views(), Copies()
+        self._views, self._copies, self._groups = Views(), Copies(), grouped.Groups()
 
     def __exit__(
         self,
@@ -127,7 +128,7 @@ class SignalWatch(Watch):
         super().__exit__(kind, error, traceback)
         self.seen.unread = self._reads.unread()
         self.seen.views, self.seen.moved = self._views.seen, self._views.found
-        self.seen.idle_choices = self._copies.found
+        self.seen.idle_choices, self.seen.regrouped = self._copies.found, self._groups.found
         self.seen.chains = [
             (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
         ]
@@ -230,8 +231,9 @@ class SignalWatch(Watch):
         if outside and name in WATCHED:
             self._average(name, args, kwargs, result)
         if outside and name in SEEN:
-            module = self.scopes[-1].name if self.scopes else ""
-            self._views.called(name, args, result, module, self.locate)
+            self._views.called(name, args, result, self._module(), self.locate)
+        if outside and name in grouped.SEEN:
+            self._groups.called(name, args, result, self._module(), self.user_lines)
         if outside and name in CHOICES and args and self._source(args[0]) is not None:
             self._copies.called(name, args, result, self.locate)
         if outside:
@@ -267,7 +269,7 @@ class SignalWatch(Watch):
             return
         self.seen.rectified.append(
             Rectified(
-                module=self.scopes[-1].name if self.scopes else "",
+                module=self._module(),
                 op=name_of(func),
                 location=self.locate(),
                 zeros=float((result.detach() == 0).float().mean()),
@@ -287,6 +289,9 @@ class SignalWatch(Watch):
             return None
         return not bool((given.detach() != 0).any())
 
+    def _module(self) -> str:
+        return self.scopes[-1].name if self.scopes else ""
+
     def _average(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Note a product of softmax weights with values."""
         if (found := self._weights.called(name, args, kwargs, result, self.locate)) is None:
@@ -295,7 +300,7 @@ class SignalWatch(Watch):
         if len(self.seen.averaging) < _MOST:
             self.seen.averaging.append(
                 Averaging(
-                    module=self.scopes[-1].name if self.scopes else "",
+                    module=self._module(),
                     shape=tuple(weights.shape),
                     normalised=normalised,
                     summed=summed,
@@ -318,7 +323,7 @@ class SignalWatch(Watch):
             scale = _rms(given.detach().float())
         self.seen.squashed.append(
             Squashed(
-                module=self.scopes[-1].name if self.scopes else "",
+                module=self._module(),
                 op=name,
                 location=self.locate(),
                 source=known.module,

@@ -181,6 +181,11 @@ class Watch(Observer):
         """Return the user's innermost line that runs now, within the watched block."""
         return sources.of_frame(sys._getframe(1), until=self._until)
 
+    def user_lines(self) -> tuple[Location, ...]:
+        """Return the user's lines that run now, within the watched block, from the innermost."""
+        found = (sources.of_frame(frame, until=self._until) for frame in self.frames())
+        return tuple(dict.fromkeys(line for line in found if line is not None))
+
     def frames(self) -> Iterator[FrameType]:
         """Iterate over the running frames of the watched block, from the innermost."""
         frame: FrameType | None = sys._getframe(1)

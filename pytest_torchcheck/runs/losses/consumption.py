@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.gradient.penalties import PartialNorm
     from ...probes.gradient.surrogates import DeadTerm
-    from ...probes.loss.axes import Crossed
+    from ...probes.loss.axes import Crossed, Scattered
     from ...probes.loss.directions import Direction
     from ...probes.loss.focal import FocalMean
     from ...probes.loss.noise import NoiseTarget
@@ -136,7 +136,7 @@ class LossEvidence:
     samples: int = 0
     logs: tuple[LogOf, ...] = ()
     norms: tuple[PartialNorm, ...] = ()
-    crossed: tuple[Crossed, ...] = ()
+    crossed: tuple[Crossed | Scattered, ...] = ()
     undefined: tuple[Undefined, ...] = ()
     noise: tuple[NoiseTarget, ...] = ()
     outputs: dict[str, float] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class LossSight:
             away=share_away(self._subject, output, self._batch),
             written=written,
             dead=tuple(self.watch.derivatives.found),
-            crossed=tuple(self.watch.axes.found),
+            crossed=(*self.watch.axes.found, *self.watch.axes.scattered),
             undefined=tuple(self.watch.undefined.found),
             focal=tuple(self.watch.focal.found),
             noise=tuple(self.watch.noise.found),
