@@ -13,6 +13,7 @@ from ...codes import training as explain
 from ...loop.recorder import record
 from ...loop.replay import where_changed
 from ...objects import trees
+from ...probes.recorded.watch import storage_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
@@ -69,11 +70,14 @@ class _Pair:
 def averages_follow(subject: Subject) -> Iterator[Finding]:
     """Follow copies of trained parameters through three steps, whatever the rate of their average.
 
-    Where no step moves them, the step must not move the trained weights back to them either.
+    Where no step moves them, the step must not move the trained weights back to them either. A buffer must not
+    be a trained parameter's own memory.
     Where the model holds one module under two names, a step is taken with a copy under the second one. If it
     writes to one of the two what no gradient asks for, it takes them for two, and must not find one.
     """
-    if subject.contract.train_step is not None and (same := _taken_for_two(subject)) is not None:
+    if within := _in_one_memory(subject.model):
+        yield explain.one_memory(subject, within)
+    elif subject.contract.train_step is not None and (same := _taken_for_two(subject)) is not None:
         yield explain.one_for_two(subject, *same)
     else:
         yield from _of_copies(subject)
@@ -136,6 +140,19 @@ def _of_copies(subject: Subject) -> Iterator[Finding]:
         yield explain.pulled_back(subject, back.pairs, back.share)
     else:
         yield not_applicable("no step updates the model's copies of trained weights")
+
+
+def _in_one_memory(model: nn.Module) -> dict[str, str]:
+    """Return the buffers that are views of the whole of a trained parameter, each with its parameter."""
+    trained = {storage_of(p): name for name, p in model.named_parameters() if p.requires_grad}
+    sizes = {name: p.shape for name, p in model.named_parameters()}
+    return {
+        name: other
+        for name, buffer in model.named_buffers()
+        if (place := storage_of(buffer)) is not None
+        and (other := trained.get(place)) is not None
+        and buffer.shape == sizes[other]
+    }
 
 
 def _taken_for_two(subject: Subject) -> tuple[str, str, str] | None:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...explanation import counted, on_line
 from ...findings import Culprit, Finding, Location
 from ...loop.replay import lines_of_step, replay, where_changed
 from ...loop.traces.wording import at
@@ -145,6 +146,36 @@ def one_for_two(subject: Subject, follower: str, trained: str, name: str) -> Fin
         f"and the step updates {follower}.{name} all the same: it is to follow {trained}",
         fix=f"assign a copy: self.{attribute} = copy.deepcopy(...)",
     )
+
+
+def one_memory(subject: Subject, within: Mapping[str, str]) -> Finding:
+    """A buffer that is the memory of a trained parameter."""
+    name, other = next(iter(within.items()))
+    parent, _, attribute = name.rpartition(".")
+    place = _made(subject.model.get_submodule(parent), attribute)
+    return violated(
+        "average-shared",
+        f"{name} is the memory of {other}: it moves with every step",
+        culprits=[Culprit("buffer", each, f"is {within[each]} itself", place) for each in within],
+        location=place,
+        observed=f"{counted(len(within), 'buffer')} and the trained parameters of {'its' if len(within) == 1 else 'their'} "
+        "values have one address",
+        cause="a buffer was registered that shares its memory with a parameter: detach() and .data copy nothing",
+        because=f"both are at one address; what is written to {name} is written to {other}, and what the optimizer "
+        "writes is in both",
+        fix=f"register a copy{on_line(place)}: .detach().clone()",
+    )
+
+
+def _made(module: nn.Module, attribute: str) -> Location | None:
+    """Return the line that makes what is registered as a buffer, else the one that registers it."""
+    place = sources.of_assignment(module, attribute)
+    place = place or sources.search(type(module), r"register_buffer\(\s*[^'\"\s]")
+    value = re.search(r"register_buffer\(.*?,\s*(\w+)\s*[,)]", place.text) if place else None
+    if place is None or value is None:
+        return place
+    copied = r"(?!.*(clone|copy))"
+    return sources.line_above(place, rf"^\s*{re.escape(value[1])}\s*={copied}[^=]") or place
 
 
 def pushed_away(wrong: dict[str, float], source: str, name: str, place: Location | None) -> Finding:

@@ -120,9 +120,9 @@ class CrossedAxes:
                 if (view := alive[target][2]) is not None:
                     self._scatter(args[1 - target], args[target], view, op)
             return
-        given: Any = args[0]
-        known = self._shares.get(id(given)) if bare in _FOLLOWED else None
-        if known is None or known[0]() is not given:
+        known = self._shares.get(id(args[0])) if bare in _FOLLOWED else None
+        given = None if known is None else known[0]()
+        if known is None or given is None or given is not args[0]:
             return
         _, kind, view = known
         if bare == "exp":
