@@ -11,7 +11,7 @@ import torch
 from .. import sources
 from ..probes.recorded.watch import version_of
 from ..subject.optimizers import optimizers_of
-from .naming import name_in, user_frame
+from .naming import frames_within, name_in, user_frame
 from .steps import StepWatch
 from .trace import Backward, Convert, Event, Forward, Kind, Trace
 from .traces.copied_onto_itself import Copies
@@ -72,6 +72,7 @@ class Notes(StepWatch):
         self.steps_schedulers = False
         self.schedules: tuple[Ahead, ...] = ()
         self.generators: list[dict[str, int]] = []
+        self.callers: dict[Location, tuple[Location, ...]] = {}
         self.copies = Copies(model)
         self.rounding = Rounded(model)
         self.depth = {
@@ -106,9 +107,12 @@ class Notes(StepWatch):
         if name and (known is None or known == kind):
             self.owner_names[id(thing)] = name
         shown = name or known or kind
-        return f"{shown}.{method}" if method else shown, (
-            None if frame is None else sources.of_frame(frame)
-        )
+        place = None if frame is None else sources.of_frame(frame)
+        if place is not None and place not in self.callers:
+            above = frames_within(self.within)
+            lines = (sources.of_frame(f) for f in above if sources.rank(f.f_code.co_filename) == 2)
+            self.callers[place] = tuple(line for line in lines if line not in (None, place))
+        return f"{shown}.{method}" if method else shown, place
 
     def trace(self) -> Trace:
         """Return what was recorded, without any tensor."""
@@ -133,6 +137,7 @@ class Notes(StepWatch):
             error=self.error,
             grad_left_off=self.grad_left_off,
             pairs=tuple(self.pairs),
+            callers=self.callers,
             schedules=self.schedules,
             generators=tuple(self.generators),
             copied_onto_themselves=self.copies.onto_themselves(),

@@ -212,6 +212,7 @@ class Trace:
         schedules: Of a trainer's loop: the rates of the rest of the training.
         copied_onto_themselves: The lines that copy parameters onto themselves, and nothing else.
         generators: By step: a digest of the state in which it left every generator of the process.
+        callers: By the line of a call: the user's lines that led to it, from the innermost.
     """
 
     events: tuple[Event, ...]
@@ -226,6 +227,21 @@ class Trace:
     schedules: tuple[Ahead, ...] = ()
     generators: tuple[dict[str, int], ...] = ()
     copied_onto_themselves: tuple[Location, ...] = ()
+    callers: dict[Location, tuple[Location, ...]] = field(default_factory=dict)
+
+    def leading_to(self, event: Event, beside: Event | None) -> Location | None:
+        """Return the line that leads to a call in the innermost function that leads to another one, too."""
+        if event.place is None or beside is None or beside.place is None:
+            return event.place
+        lines = (beside.place, *self.callers.get(beside.place, ()))
+        both = {(line.file, line.function) for line in lines}
+        ours = (event.place, *self.callers.get(event.place, ()))
+        return next((line for line in ours if (line.file, line.function) in both), event.place)
+
+    def following(self, event: Event) -> Backward | None:
+        """Return the next backward pass of the same call of the step."""
+        later = self.events[self.events.index(event) :]
+        return next((e for e in later if isinstance(e, Backward) and e.step == event.step), None)
 
     def of(self, *kinds: Kind, step: int | None = None) -> Iterator[tuple[int, Event]]:
         """Iterate over places and events of these kinds."""

@@ -66,7 +66,7 @@ def settings_kept() -> Iterator[None]:
 
 
 def repeatable() -> None:
-    """Let a GPU choose the same, deterministic kernels in every run, so that a failure repeats; inside :func:`isolated`.
+    """Let a GPU choose the same, deterministic kernels in every run; inside :func:`isolated`.
 
     Products are rounded as float32 is: cuDNN allows TF32 by default, with which two runs that are to be equal
     differ by a thousandth.

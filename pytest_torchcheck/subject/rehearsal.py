@@ -1,4 +1,4 @@
-"""Forwards and losses are tried on the CPU before a GPU sees them: an index out of range raises there, and ends the context here."""
+"""Forwards and losses are tried on the CPU before a GPU sees them: there an index out of range only raises."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ ROWS = (
     # lengths of sequences
     Row("sequence-lengths", r"`lengths` array must be sorted in decreasing order when `enforce_sorted` is True", "pack_padded_sequence received unsorted lengths",
         "it expects the longest sequence first", "pass enforce_sorted=False{line}"),
-    Row("sequence-lengths", r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?P<d>\w+)", "pack_padded_sequence received lengths on {d}",
-        "it reads the lengths on the host", "pass lengths.cpu(){line}"),
+    Row("sequence-lengths", r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?P<d>\w+)",
+        "pack_padded_sequence received lengths on {d}", "it reads the lengths on the host", "pass lengths.cpu(){line}"),
     Row("sequence-lengths", r"Length of all samples has to be greater than 0", "pack_padded_sequence received a sequence of length 0",
         "an empty sequence has no state to give", "leave empty sequences out, or use lengths.clamp(min=1){line}"),
     Row("sequence-lengths", r"Expected `len\(lengths\)` to be equal to batch_size, but got (?P<a>\d+) \(batch_size=(?P<b>\d+)\)", "pack_padded_sequence received {a} lengths for {b} sequences",

@@ -111,7 +111,7 @@ def regrouped(wrong: list[Regrouped]) -> Finding:
             Culprit("call", "sum", "takes the weights", one.location),
         ],
         location=one.made or one.location,
-        observed=f"{one.entries} edges; the weights that are summed for a node add up to {one.low:.3g} to {one.high:.3g}",
+        observed=f"{one.entries} edges; the weights summed for a node add up to {one.low:.3g} to {one.high:.3g}",
         cause="the weights are normalised by the other row of the edges than the one by which they are summed",
         because=f"divided by the sums of their groups{on_line(one.made)} they add up to one in each; the sum"
         f"{on_line(one.location)} is over groups of the other row, as which an average has weights of one",

@@ -6,7 +6,6 @@ import ast
 import copy
 import inspect
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +14,13 @@ from torch import nn
 from ... import sources
 from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
-from ...objects import trees
 from ...objects.weak import by_class
 from ...runs.outputs import gap, outputs_of
 from ...runs.pieces import Piece, per_sample, pieces, plain
-from ...runs.variants.settling import other_statistics
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated
+from .restarted import After, Parted, after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +103,7 @@ def _of_no_sample(subject: Subject, changed: list[Piece]) -> list[Piece]:
     ]
 
 
-def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bool) -> Finding:
+def _unsaved(guilty: list[Piece], parted: Parted, *, alone: bool, confirmed: bool) -> Finding:
     """Explain what training changes, what decides later runs, and what no checkpoint holds."""
     first, names = guilty[0], listed([piece.name for piece in guilty])
     place = first.location
@@ -159,78 +157,9 @@ def _unsaved(guilty: list[Piece], parted: _Parted, *, alone: bool, confirmed: bo
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parted:
-    """Where a restored model first does not do what the trained one does.
-
-    Attributes:
-        mode: ``evaluation`` or ``training``.
-        path, distance: The output that differs most, and by how much.
-        overwritten: Parameters and saved buffers that only the restored one's training forward
-            writes to, or replaces: it moves them more than twice as far, and by much of their size.
-    """
-
-    mode: str
-    path: str
-    distance: float
-    overwritten: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _After:
-    """What a model does next: its outputs in eval mode, in training mode then, and how far that moves what it writes to."""
-
-    evaluated: Outputs
-    training: Outputs
-    written: dict[str, float]
-
-    def against(self, other: _After) -> _Parted | None:
-        """Return where the other one differs, or None."""
-        if (found := gap(other.evaluated, self.evaluated)) is not None:
-            return _Parted(mode="evaluation", path=found[0], distance=found[1])
-        if (found := gap(other.training, self.training)) is not None:
-            overwritten = tuple(
-                name
-                for name, by in sorted(other.written.items())
-                if name not in self.written or by > max(2 * self.written[name], _REPLACED)
-            )
-            return _Parted(
-                mode="training", path=found[0], distance=found[1], overwritten=overwritten
-            )
-        return None
-
-
-def _after(subject: Subject, model: nn.Module) -> _After:
-    """Evaluate another batch, and run it in training mode; call it inside ``pristine``."""
-    other = other_statistics(subject)
-    evaluated = outputs_of(subject, model, other)
-    before = {name: tensor.detach().clone() for name, tensor in _registered(model).items()}
-    model.train()
-    seed_everything(subject.seed)
-    with torch.no_grad():
-        training = trees.tensors(subject.call(model, other.clone()))
-    return _After(
-        evaluated=evaluated,
-        training={path: trees.dense(tensor).clone() for path, tensor in training.items()},
-        written={
-            name: trees.apart(before[name], tensor)
-            for name, tensor in _registered(model).items()
-            if name in before and not trees.same(before[name], tensor)
-        },
-    )
-
-
-_REPLACED = 0.25
-"""Of the size of a value: a running average moves less in one step."""
-
-
-def _registered(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
 def _train(
     subject: Subject, names: set[str]
-) -> tuple[_After, dict[str, Any], dict[str, tuple[nn.Module, str, Any]]]:
+) -> tuple[After, dict[str, Any], dict[str, tuple[nn.Module, str, Any]]]:
     """Run one training forward, then what :func:`_after` does.
 
     Returns:
@@ -262,7 +191,7 @@ def _train(
                     del vars(module)[key]
                 elif old[key] is not value:
                     vars(module)[key] = old[key]
-        return _after(subject, model), saved, values
+        return after(subject, model), saved, values
 
 
 _REGISTRIES = {"_parameters", "_buffers", "_modules", "training"}
@@ -276,7 +205,7 @@ def _copy(value: Any) -> Any:
 
 def _restored(
     subject: Subject, saved: dict[str, Any], carried: dict[str, tuple[nn.Module, str, Any]]
-) -> _After:
+) -> After:
     """Load a state dict into the pristine model, carry some values over, and do what :func:`_after` does."""
     with subject.pristine(steps=True) as model:
         model.load_state_dict(saved, strict=False)
@@ -288,7 +217,7 @@ def _restored(
                 module._buffers[key] = value
             else:
                 vars(module)[key] = value
-        return _after(subject, model)
+        return after(subject, model)
 
 
 def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:

@@ -158,8 +158,7 @@ def one_memory(subject: Subject, within: Mapping[str, str]) -> Finding:
         f"{name} is the memory of {other}: it moves with every step",
         culprits=[Culprit("buffer", each, f"is {within[each]} itself", place) for each in within],
         location=place,
-        observed=f"{counted(len(within), 'buffer')} and the trained parameters of {'its' if len(within) == 1 else 'their'} "
-        "values have one address",
+        observed=f"{counted(len(within), 'buffer')} at the address of a trained parameter",
         cause="a buffer was registered that shares its memory with a parameter: detach() and .data copy nothing",
         because=f"both are at one address; what is written to {name} is written to {other}, and what the optimizer "
         "writes is in both",

@@ -46,15 +46,15 @@ def clips(trace: Trace) -> Iterator[Finding]:
         )
         if event.pending or isinstance(latest, Backward):
             continue  # what a backward gave may be zero, or cleared since: its order is right
-        coming = (e for e in trace.events[place:] if e.step == event.step)
-        if latest is None and not any(isinstance(e, Backward) for e in coming):
+        backward = trace.following(event)
+        if latest is None and backward is None:
             continue  # the gradients are set by hand
         where = f"after {stepped.name}()" if stepped is not None else "before backward"
         yield violated(
             "clip-after-step" if stepped is not None else "clip-before-backward",
             f"{event.name} runs {where}: the clipped gradients are not applied",
             culprits=(call(event, where), *((call(stepped),) if stepped is not None else ())),
-            location=event.place,
+            location=trace.leading_to(event, stepped or backward),
             observed="no clipped gradient is applied afterwards"
             + (
                 f"; {stepped.name}() ran with norm {stepped.norm:.4g}"

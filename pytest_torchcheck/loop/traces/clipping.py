@@ -113,6 +113,7 @@ def _unclipped(
             fix = "call scaler.unscale_(optimizer) before clipping"
         elif not clip.pending:
             code, cause = "clip-after-step", "clipping is not between backward and step"
+            place = trace.leading_to(clip, trace.following(clip) or step)
             fix = f"move {at(place)} after backward and before {at(step.place)}"
         elif clip.by == "value":
             code, cause = "clip-by-value", "elements are clipped, not the norm"
@@ -121,9 +122,7 @@ def _unclipped(
             code, place = "clip-partial", clip.made or place
             cause = f"{len(missed)} parameters of the optimizer are not clipped"
             fix = "clip the parameters of the whole model at once"
-            culprits.extend(
-                Culprit("parameter", name, "not clipped") for name in sorted(missed)[:4]
-            )
+            culprits += [Culprit("parameter", n, "not clipped") for n in sorted(missed)[:4]]
         elif len(clips) > 1:
             code = "clip-piecewise"
             cause = f"{len(clips)} calls clip parts of the gradient, not the total norm"

@@ -50,7 +50,7 @@ def _zero_grad_between(trace: Trace) -> Iterator[Finding]:
                 call(cleared, "clears gradients before they are applied"),
                 call(step, "finds no gradient"),
             ),
-            location=cleared.place,
+            location=trace.leading_to(cleared, step),
             observed=f"gradient norm {backward.norm:.4g} after backward, 0 when {step.name}() runs"
             if backward is not None
             else f"every gradient is None or 0 when {step.name}() runs",

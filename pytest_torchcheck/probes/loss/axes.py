@@ -1,4 +1,4 @@
-"""Distributions over one dimension that are multiplied with those over another: softmax, log-softmax and one-hot targets."""
+"""Distributions over one dimension that are multiplied with those over another: softmax and one-hot."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class CrossedAxes:
             self._product(args, op)
 
     def _share(self, bare: str, args: Any, result: Tensor, op: Callable[[], Op]) -> None:
-        """Follow distributions through copies and changes of shape to a product of probabilities and a one-hot target."""
+        """Follow distributions through copies and views to a product of probabilities and a one-hot target."""
         if bare in _PRODUCTS:
             pair = [self._shares.get(id(value)) for value in args[:2]]
             alive = [k for k, a in zip(pair, args, strict=False) if k is not None and k[0]() is a]

@@ -56,7 +56,7 @@ class _Weights:
 
 
 class Groups:
-    """Follows what is divided by a value of its group to the sum over groups that takes it; free where no index is used.
+    """Follows what is divided by a value of its group to the sum over groups that takes it.
 
     Attributes:
         found: Sums over other groups, of indices into the same number of entries.
