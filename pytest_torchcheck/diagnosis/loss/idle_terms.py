@@ -56,8 +56,12 @@ def _unapplied(term: IdleTerm) -> _Reason:
         place=place,
         cause="its gradients reach only what no optimizer applies after this backward"
         + f": what comes before is detached{at}" * cut,
-        because=f"the gradient of {name}{line} reaches {names_text(list(term.reached))}; the optimizers "
-        "that step afterwards hold none of it, and what another term of this loss reaches",
+        because=f"the gradient of {name}{line} reaches {names_text(list(term.reached))}; "
+        + (
+            "backward(inputs=...) computes none of it, but what another term of this loss reaches"
+            if term.limited
+            else "the optimizers that step afterwards hold none of it, and what another term of this loss reaches"
+        ),
         fix=f"drop .detach(){at}, or leave the term out"
         if cut
         else "let the term depend on what this optimizer trains, or step the optimizer that holds what it reaches",
@@ -74,6 +78,8 @@ def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:
     place = (term.cut or term.op).location
     at = on_line(place)
     detach = Culprit("call", "detach", "cuts the graph", place)
+    if term.drawn:
+        return _drawn(place, because)
     off = _off(subject, term)
     if not off:
         return _Reason(
@@ -119,6 +125,17 @@ def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:
         fix=found.fix,
         culprits=(*culprits, *found.culprits),
         off=tuple(modules),
+    )
+
+
+def _drawn(place: Location | None, because: str) -> _Reason:
+    at = on_line(place)
+    return _Reason(
+        place=place,
+        cause=f"it is computed from values that are drawn without a gradient{at}, so it is a constant",
+        because=f"the mean of the draw{at} has a graph, its result has none; {because}",
+        fix=f"draw with rsample() in place of sample(){at}",
+        culprits=(Culprit("call", "sample", "cuts the graph", place),),
     )
 
 

@@ -13,12 +13,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..recorded.watch import Op, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
     from torch.autograd.graph import Node
 
 _JOINING: Final = ("AddBackward0", "SubBackward0", "RsubBackward1")
+_REDUCING: Final = ("MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1")
 _FACTORS: Final = ("mul", "__mul__", "__rmul__", "div", "__truediv__", "neg", "__neg__")
 _SCALING: Final = ("MulBackward0", "DivBackward0", "NegBackward0", "ToCopyBackward0")
 
@@ -29,15 +30,23 @@ class IdleTerm:
 
     Attributes:
         op: What computes the term.
-        cut: The detach of values that it is computed from; None where there is none.
+        cut: The detach of values that it is computed from, or what draws them without a graph; None where
+            there is none.
         reached: Names of the parameters that get a gradient from it; none where it has no graph.
         through: Names of the modules that compute it from the detached values.
+        limited: Whether the backward pass computes the gradients of given leaves only.
     """
 
     op: Op
     cut: Op | None = None
     reached: tuple[str, ...] = ()
     through: frozenset[str] = frozenset()
+    limited: bool = False
+
+    @property
+    def drawn(self) -> bool:
+        """Whether a draw cuts the graph, not a detach."""
+        return self.cut is not None and not self.cut.name.endswith("detach")
 
 
 @dataclass(slots=True)
@@ -47,13 +56,20 @@ class _Backward:
     terms: list[tuple[IdleTerm | None, frozenset[int]]]
     cut: list[IdleTerm]
     applied: set[int] = field(default_factory=set)
+    given: frozenset[int] | None = None
+
+    def moves(self, reached: frozenset[int]) -> bool:
+        """Say whether the gradients of any of these leaves were computed, and applied."""
+        applied = reached & self.applied
+        return bool(applied if self.given is None else applied & self.given)
 
 
 class Terms:
     """Takes the roots of a step's backward passes apart, and notes what optimizers apply afterwards.
 
     Only sums of numbers count, down to what is no sum. A number without a graph is a term where it is
-    computed from values of a batch that were detached; one that is detached itself is a baseline.
+    computed from values of a batch that were detached; one that is detached itself is a baseline. One number
+    of each sample counts where it is computed from normal draws that lose the gradient of their mean.
     """
 
     def __init__(self) -> None:
@@ -78,6 +94,11 @@ class Terms:
                 made = op()
                 self._cut[id(result)] = (weakref.ref(result), IdleTerm(made, made))
             return
+        if bare == "normal" and not result.requires_grad:
+            if any(t.requires_grad for t in tensors_in((args, kwargs))):
+                made = op()
+                self._cut[id(result)] = (weakref.ref(result), IdleTerm(made, made))
+            return
         cut = self._cut_of(args, kwargs)
         if cut is None and (result.dim() or result.grad_fn is None):
             return
@@ -90,27 +111,34 @@ class Terms:
             term = IdleTerm(made, cut.cut, through=cut.through | {made.module})
         if cut is not None:
             self._cut[id(result)] = (weakref.ref(result), term)
+        if result.grad_fn is not None and result.dim() < 3:
+            self._joins(args, kwargs, result)
         if not result.dim() and result.grad_fn is not None:
-            self._joins(args, kwargs, result.grad_fn)
             self._terms[result.grad_fn] = term
 
-    def differentiated(self, root: Tensor) -> None:
-        """See the root of a backward pass that is about to run."""
+    def differentiated(self, root: Tensor, leaves: Iterable[Tensor] = ()) -> None:
+        """See the root of a backward pass that is about to run, and the leaves that it is for, unless for all."""
         if root.grad_fn is not None and not root.dim():
-            self._passes.append(self._apart(root.grad_fn))
+            made = self._apart(root.grad_fn)
+            made.given = frozenset(map(id, leaves)) or None
+            self._passes.append(made)
 
     def idle(self, module: torch.nn.Module) -> list[IdleTerm]:
         """Return the terms that train nothing, of losses of which another term trains something."""
         names = {id(p): name for name, p in module.named_parameters()}
         found = []
         for one in self._passes:
-            if not any(reached & one.applied for _, reached in one.terms):
+            if not any(one.moves(reached) for _, reached in one.terms):
                 continue
             found += one.cut
             found += [
-                replace(term, reached=tuple(n for key, n in names.items() if key in reached))
+                replace(
+                    term,
+                    reached=tuple(n for key, n in names.items() if key in reached),
+                    limited=one.given is not None,
+                )
                 for term, reached in one.terms
-                if term is not None and reached and not reached & one.applied
+                if term is not None and reached and not one.moves(reached)
             ]
         return found
 
@@ -130,15 +158,17 @@ class Terms:
             )
         return found
 
-    def _joins(self, args: Any, kwargs: Any, node: Node) -> None:
-        """Note a number without a graph that a sum adds to one with a graph."""
-        if node.name() not in _JOINING:
+    def _joins(self, args: Any, kwargs: Any, result: Tensor) -> None:
+        """Note a number without a graph that a sum adds to one with a graph, or such a number of each sample."""
+        node = result.grad_fn
+        if node is None or node.name() not in _JOINING:
             return
         for tensor in tensors_in((args, kwargs)):
-            if not tensor.requires_grad and not tensor.dim():
-                known = self._cut_of(tensor, None)
-                if known is not None:
-                    self._joined[node] = known
+            if tensor.requires_grad or tensor.shape != result.shape:
+                continue
+            known = self._cut_of(tensor, None)
+            if known is not None and (not tensor.dim() or known.drawn):
+                self._joined[node] = known
 
     def _apart(self, root: Node) -> _Backward:
         """Return the terms of a root."""
@@ -148,8 +178,7 @@ class Terms:
         while stack:
             node = stack.pop()
             following = [n for n, _ in node.next_functions if n is not None]
-            if node in self._joined:
-                cut.append(self._joined[node])
+            cut += [self._joined[n] for n in (node, *_averaged(node)) if n in self._joined]
             if following and (
                 node.name() in _JOINING or (node.name() in _SCALING and len(following) == 1)
             ):
@@ -164,6 +193,18 @@ class Terms:
         }
         for one in self._passes:
             one.applied |= held
+
+
+def _averaged(node: Node) -> list[Node]:
+    """Return what a node is the mean or the sum of, through factors and further means."""
+    found: list[Node] = []
+    while node.name() in _REDUCING or (found and node.name() in _SCALING):
+        following = [n for n, _ in node.next_functions if n is not None]
+        if len(following) != 1:
+            break
+        node = following[0]
+        found.append(node)
+    return found
 
 
 def leaves_of(root: Node) -> frozenset[int]:

@@ -81,6 +81,7 @@ class Watch(Observer):
         self.scopes: list[Scope] = []
         self._handles: list[RemovableHandle] = []
         self._until: FrameType | None = None
+        self.leaves: tuple[Tensor, ...] = ()  # those that the backward pass which begins is for
         self._eagerly = ExitStack()
         self._count = 0
         self._off: tuple[Location | None, bool] = (None, False)  # line; whether by a decorator
@@ -122,8 +123,10 @@ class Watch(Observer):
     ) -> Any:
         """Run one torch function between :meth:`before` and :meth:`after`."""
         if func is Tensor.backward or func is torch.autograd.backward:
+            self.leaves = tuple(tensors_in(kwargs.get("inputs")))
             for root in tensors_in(args[:1] or kwargs.get("tensors")):
                 self.backward_called(root)
+            self.leaves = ()
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") == "_set_grad_enabled":
             self._grad_mode_set(bool(args[0]))

@@ -67,7 +67,7 @@ class _StepWatch(LossWatch):
     def backward_called(self, root: Tensor) -> None:
         """Take a loss apart."""
         super().backward_called(root)
-        self.terms.differentiated(root)
+        self.terms.differentiated(root, self.leaves)
 
     def module_left(self, module: nn.Module, args: Any, result: Any) -> None:
         """Take the outputs of a module that no other module called."""
