@@ -17,6 +17,7 @@ from ..probes.numbers.signals import SignalWatch
 from ..record.hooks import hooked
 from ..runs.hidden import hidden
 from ..runs.liveness.idle_rows import without_effect
+from ..runs.liveness.replaced import replaced
 from ..runs.liveness.unread import only_last, unread_results
 from ..runs.portability import portability
 from ..runs.training.observation import observe
@@ -150,12 +151,15 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
     """Find modules that never run, results that nothing reads, and outputs of layers that are used only in part.
 
     Where a line runs once for each position of an input and only its last result is read, the other positions
-    must still influence the output.
+    must still influence the output. What a loop begins at zero it must add to, not replace.
     """
     subject.require_values()
     lost = unread_results(subject)
     for one in lost[:3]:
         yield explain.unread_result(subject, one)
+    if not lost and (sums := replaced(subject)) is not None:
+        yield explain.replaced_sum(subject, sums)
+        return
     if not lost and (ends := only_last(subject)) is not None:
         yield explain.only_last(subject, ends)
         return

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ...findings import Finding, Location
     from ...probes.numbers.views import IdleChoice
     from ...runs.liveness.idle_rows import IdleRows
+    from ...runs.liveness.replaced import Replaced
     from ...runs.liveness.takings import Taking
     from ...runs.liveness.unread import OnlyLast, Unread
     from ...subject import Subject
@@ -92,6 +93,26 @@ def only_last(subject: Subject, found: OnlyLast) -> Finding:
         because=f"other values at all positions but the last leave every output bit-equal, in both modes; another "
         f"value at the last one does not (in two samples of {found.size} positions)",
         fix=f"give line {line} what the turn before it computed, or collect the results and use them all",
+    )
+
+
+def replaced_sum(_subject: Subject, found: Replaced) -> Finding:
+    """Explain a sum of which a loop leaves the last term."""
+    line, begun = found.location.line, found.begun.line
+    return violated(
+        "result-unread",
+        f"of the {found.turns} values that {found.name} takes in a loop only the last one counts",
+        culprits=[
+            Culprit("tensor", found.name, "is bound anew in each turn", found.location),
+            Culprit("tensor", found.name, "begins at zero, which nothing reads", found.begun),
+            Culprit("call", found.term.text, "its earlier results are not read", found.term),
+        ],
+        location=found.location,
+        observed=f"line {found.term.line} computes {found.turns} values in one forward; no operation uses the first "
+        f"{found.turns - 1}",
+        cause=f"{found.name} begins at zero on line {begun}, and line {line} replaces it in place of adding to it",
+        because=f"the loop never reads {found.name}, which is read behind it",
+        fix=f"add to it on line {line}: {found.name} = {found.name} + ...",
     )
 
 

@@ -95,14 +95,14 @@ class Place:
         op: Name of the function, such as ``F.relu``.
         file, function: The innermost running code outside of torch.
         span: First line, last line, first column and last column of the expression that it runs.
-        above: What had called it, which tells calls of one function from each other.
+        above: File, instruction and line of what had called it, which tells calls of one function from each other.
     """
 
     op: str
     file: str
     function: str
     span: tuple[int | None, int | None, int | None, int | None]
-    above: tuple[tuple[str, int], ...]
+    above: tuple[tuple[str, int, int], ...]
 
 
 class UnreadWatch(Watch):
@@ -165,7 +165,7 @@ class UnreadWatch(Watch):
             file=code.co_filename,
             function=getattr(code, "co_qualname", code.co_name),
             span=span,
-            above=tuple((f.f_code.co_filename, f.f_lasti) for f in frames[1:]),
+            above=tuple((f.f_code.co_filename, f.f_lasti, f.f_lineno) for f in frames[1:]),
         )
 
 

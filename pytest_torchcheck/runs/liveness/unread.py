@@ -56,7 +56,7 @@ def unread_results(subject: Subject) -> list[Unread]:
     """
     if not observe(subject).signals.unread:
         return []
-    places = _trained(subject).unread
+    places = in_training(subject).unread
     elsewhere = _watched(subject, train=False).read if places else set()
     judged = (_judged(place) for place in places if place not in elsewhere)
     found = {(one.location.file, one.location.line, one.op): one for one in judged if one}
@@ -93,7 +93,7 @@ def only_last(subject: Subject) -> OnlyLast | None:
     Cost: nothing where the shared observation saw every result read, or no line has results of which the last
     alone is read; else up to 5 forwards of two samples for each dimension as long as that line runs often.
     """
-    if not observe(subject).signals.unread or not (last := _trained(subject).last):
+    if not observe(subject).signals.unread or not (last := in_training(subject).last):
         return None
     few, other = (subject.few(b) or b for b in (subject.batch(), subject.batch(1)))
     batch_axes = subject.source.axes(subject.source.batch_symbol or "")
@@ -136,7 +136,8 @@ def _told(place: Place, path: str, dim: int, size: int, calls: int) -> OnlyLast 
 
 
 @remembered("unread-in-training")
-def _trained(subject: Subject) -> UnreadWatch:
+def in_training(subject: Subject) -> UnreadWatch:
+    """Return which results a forward in training mode reads."""
     return _watched(subject, train=True)
 
 
@@ -176,17 +177,17 @@ def _judged(place: Place) -> Unread | None:
     if isinstance(statement, ast.Expr) and _is(statement.value, place):
         text = _text(place.file, statement.value)
         return Unread(kind="dropped", op=place.op, text=text, name="", location=where)
-    name = next((n for n, value in _bindings(statement) if _is(value, place)), "_")
+    name = next((n for n, value in bindings(statement) if _is(value, place)), "_")
     if name.startswith("_"):
         return None
-    bound = not _reads(around, name)
+    bound = not reads(around, name)
     again = (_slip if bound else _bound_again)(around, statement, name)
     if not bound and again is None:
         return None
     return Unread(
         kind="bound" if bound else "overwritten",
         op=place.op,
-        text=next(_text(place.file, v) for n, v in _bindings(statement) if n == name),
+        text=next(_text(place.file, v) for n, v in bindings(statement) if n == name),
         name=name,
         location=where,
         again=None if again is None else sources.of_line(place.file, again, place.function),
@@ -195,7 +196,7 @@ def _judged(place: Place) -> Unread | None:
 
 def _slip(function: ast.AST, statement: ast.stmt, name: str) -> int | None:
     """Return the line that reads once more a name that a statement binds beside one that nothing reads."""
-    siblings = [n for n, _ in _bindings(statement)]
+    siblings = [n for n, _ in bindings(statement)]
     if isinstance(statement, ast.Assign):
         siblings = siblings if len(siblings) > 1 else _unpacked(statement)
     lines = (_lines_reading(function, n) for n in siblings if n != name)
@@ -225,9 +226,9 @@ def _bound_again(function: ast.AST, statement: ast.stmt, name: str) -> int | Non
             if not isinstance(block, list) or statement not in block:
                 continue
             for later in block[block.index(statement) + 1 :]:
-                if _reads(later, name):
+                if reads(later, name):
                     return None
-                if any(bound == name for bound, _ in _bindings(later)):
+                if any(bound == name for bound, _ in bindings(later)):
                     return int(later.lineno)
                 if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(later)):
                     return None  # bound under a condition
@@ -249,7 +250,7 @@ def _around(place: Place) -> tuple[ast.stmt | None, ast.AST | None]:
     return innermost, sources.function_around(place.file, line)
 
 
-def _bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+def bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     """Iterate over the variables that a statement assigns, with what it assigns to each; not what it unpacks."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target, value = statement.targets[0], statement.value
@@ -279,7 +280,7 @@ def _lines_reading(function: ast.AST, name: str) -> list[int]:
     return sorted(n.lineno for n in found if isinstance(n.ctx, ast.Load))
 
 
-def _reads(function: ast.AST, name: str) -> bool:
+def reads(function: ast.AST, name: str) -> bool:
     """Say whether a function reads a variable anywhere, or lets others do so."""
     for node in ast.walk(function):
         if isinstance(node, ast.Global | ast.Nonlocal) and name in node.names:
