@@ -180,7 +180,7 @@ def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
         if remembered(subject):
             return  # what sizes of the base batch leave behind is judged by eval-purity
         keeps = [max(keeps, key=lambda one: sum(t.numel() for t in one[0].tensors().values()))]
-    if keeps:  # what is kept by a product of sizes is the same for the exchanged ones
+    if keeps:  # what is kept by a part of the sizes is the same for other ones
         keeps += [(other, keeps[0][1]) for other in exchanged(subject)]
     for other, kept in keeps:
         if moved := remembered(subject, other=other):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
-from ...findings import Culprit, Finding
+from ...explanation import on_line
+from ...findings import Culprit, Finding, Location
+from ...probes.holding.holders import lines_run
 from ...probes.perturbing import find_perturbations
 from ...runs.facts import forward_facts
 from ...runs.remembering import outlived, remembered, trained_otherwise
@@ -248,6 +251,8 @@ def remembers(
     if read is not None:
         named = [*named, Culprit("tensor", guilty, "is read", read)]
     place = named[0].location if named else None
+    if (key := _key_line(subject, place)) is not None:
+        named, place = [*named, Culprit("call", key.text, "makes the key", key)], key
     listed = [guilty] if guilty else list(kept)
     what = names_text(listed)
     return violated(
@@ -266,6 +271,8 @@ def remembers(
         + (
             "cache it by all that its values depend on, not by a shape alone"
             if other is None
+            else f"let its key{on_line(key)} hold all that the values depend on"
+            if key is not None
             else "keep one for each size"
             + (
                 f", or read the part of it that holds for this size on line {read.line}"
@@ -275,6 +282,22 @@ def remembers(
         ),
         evidence={"outputs": list(moved), "kept": list(kept)},
     )
+
+
+def _key_line(subject: Subject, place: Location | None) -> Location | None:
+    """Return the line that makes the key under which a line keeps what it computes, the last of those that run."""
+    name = re.search(r"\[\s*(\w+)\s*\]\s*=[^=]", place.text) if place is not None else None
+    if place is None or name is None:
+        return None
+    with lines_run() as ran:
+        subject.forward()
+    above = (n for file, n in ran if file == place.file and place.line - _FAR < n < place.line)
+    made = (sources.of_line(place.file, n, place.function) for n in sorted(above, reverse=True))
+    return next((line for line in made if re.match(rf"{name[1]}\s*=[^=]", line.text)), None)
+
+
+_FAR = 20
+"""Lines between a key and its use."""
 
 
 def overwrites(subject: Subject, lost: dict[str, str]) -> Finding:

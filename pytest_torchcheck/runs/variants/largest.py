@@ -70,16 +70,23 @@ def at_batch(subject: Subject, batch: Batch) -> Subject:
 
 
 def exchanged(subject: Subject) -> Iterator[Batch]:
-    """Yield batches in which two different sizes of the base batch have changed places, where the declaration allows it."""
-    sizes = subject.batch().sizes
+    """Yield batches in which two different sizes of the base batch have changed places, then one a step smaller.
+
+    A step smaller, a downsampled grid mostly has the size that it has at the base batch's sizes. There may be no
+    targets in them.
+    """
+    sizes, spans = subject.batch().sizes, subject.source.symbols
     free = [name for name in sizes if name != subject.source.batch_symbol]
-    for one, two in itertools.combinations(free, 2):
-        if sizes[one] == sizes[two]:
-            continue
+    pairs = [(a, b) for a, b in itertools.combinations(free, 2) if sizes[a] != sizes[b]]
+    wanted = [{one: sizes[two], two: sizes[one]} for one, two in pairs]
+    wanted.append({n: sizes[n] - 1 for n in free if n in spans and sizes[n] > spans[n].low})
+    for changed in filter(None, wanted):
         with contextlib.suppress(SubjectError, ValueError):
-            batch = subject.at(**{**sizes, one: sizes[two], two: sizes[one]})
+            new = {**sizes, **changed}
+            batch = subject.source.at(subject.seed, **new)
+            batch = subject.source.of_inputs.at(subject.seed, **new) if batch is None else batch
             if batch is not None:
-                yield batch
+                yield subject.place(batch)
 
 
 def sizes_of(batch: Batch) -> str:
