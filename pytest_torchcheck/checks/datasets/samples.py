@@ -13,6 +13,7 @@ from pytest_torchcheck.data.plan import Part, parts
 from pytest_torchcheck.data.reading import Survey, survey
 from pytest_torchcheck.data.relations import (
     blended_labels,
+    dropped_results,
     faint_bytes,
     flipped_apart,
     inverted_boxes,
@@ -85,7 +86,7 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
     """Read evenly spread samples and look at every leaf; collate one batch of the least alike.
 
     Where a sample is made of stored bytes, it is read with all of them 0 and all 255 too: what lies between
-    must be more than a twentieth of its values.
+    must be more than a twentieth of its values. What a library's function returns must not be dropped.
     """
     for found in surveys(subject):
         if found.errors:
@@ -108,6 +109,8 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
         ]
         if not bad and (pale := faint_bytes.faint(found)) is not None:
             bad.append(explain.faint(found, pale))
+        if not bad and (lost := in_data(dropped_results.dropped, found)) is not None:
+            bad.append(explain.dropped_result(found, lost))
         yield from bad
         if not bad:
             leaves = len(found.samples[0].leaves)

@@ -89,7 +89,7 @@ def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding
             Culprit("target", "labels", "wrong partners", place),
             Culprit("loss", "loss", call.op.name, call.op.location),
         ],
-        observed=f"the same {size} samples in another order change the loss by at least {change:.0%}",
+        observed=f"the same {size} samples in another order change the loss by at least {change:.1%}",
         cause="the class used as target is not each sample's own partner",
         because="with the partners as targets, only the order of the terms of a mean would change",
         fix="use the column of each row's own partner as target: torch.arange(len(logits))",
