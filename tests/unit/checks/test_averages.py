@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, Labels
 
 
 class Pair(nn.Module):
@@ -298,3 +298,34 @@ def test_a_target_that_is_replaced_and_shared():
 )
 def test_modules_under_two_names_that_are_meant(teacher, update, given):
     assert guided(teacher, update, **given).status in ("passed", "not-applicable")
+
+
+class Shadowed(nn.Module):
+    """Keeps the weights of its layer as buffers, copied or not."""
+
+    def __init__(self, *, copied: bool) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+        for name, value in list(self.body.named_parameters()):
+            shadow = value.detach()  # the same memory
+            if copied:
+                shadow = shadow.clone()
+            self.register_buffer(f"average_{name}", shadow)
+
+    def forward(self, x):
+        return (
+            self.body(x) if self.training else F.linear(x, self.average_weight, self.average_bias)
+        )
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_buffer_that_is_the_memory_of_a_parameter_is_told(copied):
+    report = Contract(
+        model=lambda: Shadowed(copied=copied), inputs="B 4", targets=Labels("B", classes=3), loss=F.cross_entropy, sizes={"B": 4}
+    ).check(["averages-follow"])  # fmt: skip
+    wrong = [f for f in report.findings if f.status == "violated"]
+    assert bool(wrong) is not copied
+    for found in wrong:
+        assert (found.status, found.code) == ("violated", "average-shared")
+        assert found.location.text.endswith("# the same memory")
+        assert {c.name for c in found.culprits} == {"average_weight", "average_bias"}

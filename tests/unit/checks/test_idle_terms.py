@@ -113,3 +113,70 @@ def in_parts(model: Any, made: Any, inputs: Any, targets: Any) -> Tensor:
 def test_terms_that_are_applied_and_constants_that_are_meant_so_pass(step: Any) -> None:
     report = check(step)
     assert report.ok, str(report)
+
+
+def for_some(model: Any, made: Any, inputs: Any, targets: Any, *, cut: bool) -> Tensor:
+    """One optimizer for both parts, and a backward pass that is for the painter's leaves."""
+    made.zero_grad()
+    picture = model(*inputs)
+    praise = model.judge(picture.detach() if cut else picture).sigmoid().mean()  # praised
+    loss = F.l1_loss(picture, targets) - 0.1 * praise
+    loss.backward(inputs=list(model.paint.parameters()))
+    (model.judge(picture.detach()).mean() - model.judge(targets).mean()).backward()
+    made.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_term_that_reaches_none_of_the_leaves_that_backward_is_for(cut: bool) -> None:
+    report = check(
+        lambda *given: for_some(*given, cut=cut), lambda m: torch.optim.SGD(m.parameters(), lr=0.05)
+    )
+    assert report.ok is not cut
+    for found in report.failing:
+        assert found.code == "term-idle"
+        assert found.location.text.endswith("# praised")
+        assert "backward(inputs=...) computes none of it" in found.because
+
+
+class Player(nn.Module):
+    """Draws an action, and has it valued."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.value = nn.Linear(5, 2), nn.Linear(7, 1)
+
+    def forward(self, seen: Tensor) -> Tensor:
+        return self.mean(seen)
+
+
+def played(model: Any, made: Any, inputs: Any, targets: Any, *, how: str) -> Tensor:
+    (seen,) = inputs
+    made.zero_grad()
+    chances = torch.distributions.Normal(model(seen), 0.3)
+    action = chances.rsample() if how == "rsample" else chances.sample()  # drawn
+    reward = model.value(torch.cat([seen, action], 1))
+    model.value.requires_grad_(False)
+    praise = model.value(torch.cat([seen, action], 1))
+    model.value.requires_grad_(True)
+    if how == "score":  # the likelihood of what was drawn, weighed by its value
+        actor = -(chances.log_prob(action).sum(1, keepdim=True) * praise).mean()
+    else:
+        actor = (0.1 * chances.log_prob(action).sum(1, keepdim=True) - praise).mean()
+    loss = actor + F.mse_loss(reward.squeeze(1), targets)
+    loss.backward()
+    made.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("how", ["sample", "rsample", "score"])
+def test_a_value_of_what_was_drawn_without_a_gradient_is_a_constant(how: str) -> None:
+    report = Contract(
+        model=Player, inputs="B 5", sizes={"B": 6}, targets="B", optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.05),
+        train_step=lambda *given: played(*given, how=how),
+    ).check(["step-losses"])  # fmt: skip
+    assert report.ok is (how != "sample"), str(report)
+    for found in report.failing:
+        assert found.code == "term-idle"
+        assert found.location.text.endswith("# drawn")
+        assert "rsample()" in found.fix

@@ -98,3 +98,32 @@ def test_sizes_that_change_places_have_one_area(key, wrong):
     )
     codes = [f.code for f in contract.check(["batch-sizes"]).findings if f.status == "violated"]
     assert codes == (["eval-remembers"] if wrong else [])
+
+
+class Spaced(nn.Module):
+    """Keeps the places of a downsampled grid by its size, and maybe by the distance of its points too."""
+
+    def __init__(self, *, whole: bool) -> None:
+        super().__init__()
+        self.whole, self.kept = whole, {}
+        self.body = nn.Conv1d(1, 4, 3, stride=4, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.body(x)
+        step = x.shape[-1] // made.shape[-1]
+        key = (made.shape[-1], step if self.whole else 0)  # the key
+        if key not in self.kept:
+            self.kept[key] = torch.arange(made.shape[-1]) * step
+        return made + self.kept[key].to(made.dtype)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_key_that_leaves_out_what_the_values_depend_on_is_told_at_its_line(whole: bool) -> None:
+    report = Contract(
+        model=lambda: Spaced(whole=whole), inputs="B 1 T", sizes={"B": 3, "T": (8, 40)},
+        batch=torch.randn(3, 1, 32, generator=torch.Generator().manual_seed(0)),
+    ).check(["batch-sizes"])  # fmt: skip
+    assert report.ok is whole, str(report)
+    for found in report.failing:
+        assert found.code == "eval-remembers"
+        assert found.location.text.endswith("# the key")

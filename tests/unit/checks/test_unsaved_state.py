@@ -375,3 +375,34 @@ def test_a_mean_that_is_as_wide_as_the_batch_is_large_is_no_state_of_its_samples
 
 def test_a_past_with_one_entry_per_sample_is_left_out():
     assert "state-unsaved" not in told(lambda: Remembering(12))
+
+
+class Book(nn.Module):
+    """Codes that the first batch gives and each further one moves; a flag says whether there was one."""
+
+    def __init__(self, *, kept: bool) -> None:
+        super().__init__()
+        flag = torch.tensor(False)
+        if kept:
+            self.register_buffer("begun", flag)
+        else:
+            self.begun = flag  # lost
+        self.register_buffer("codes", torch.zeros(6))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                if not self.begun:
+                    self.codes.copy_(x[-1])
+                    self.begun.fill_(True)
+                self.codes.lerp_(x.mean(0), 0.03)
+        return self.head(x * self.codes)
+
+
+def test_a_lost_flag_after_which_learnt_buffers_are_overwritten_is_a_violation():
+    found = told(lambda: Book(kept=False))["state-unsaved"]
+    assert found.status == "violated"
+    assert "overwrites codes after a restart" in found.summary
+    assert found.location.text.endswith("# lost")
+    assert not told(lambda: Book(kept=True))

@@ -40,6 +40,29 @@ class OneDict(Base):
         return self.record  # HANDS OUT
 
 
+class Stage:
+    """Fills one buffer for all samples, and returns a tensor of its memory."""
+
+    def __init__(self):
+        self.kept = np.zeros(6, dtype="float32")
+
+    def __call__(self, row):
+        np.subtract(row, row.mean(), out=self.kept, casting="unsafe")  # FILLS
+        return torch.from_numpy(self.kept)  # HANDS OUT
+
+
+class HandedOutByAStage(Base):
+    def __init__(self):
+        super().__init__()
+        self.stages = [Stage()]
+
+    def __getitem__(self, i):
+        row = self.rows[i]
+        for stage in self.stages:
+            row = stage(row)
+        return row, i % 3
+
+
 class Copied(HandedOutByAHelper):
     def __getitem__(self, i):
         return torch.tensor(self.decoded(i)), i % 3
@@ -69,3 +92,9 @@ def test_the_lines_that_fill_and_hand_out_the_buffer(made, name):
 def test_copies_are_right(made):
     (found,) = Contract(dataset=made()).check(["samples-unchanged"]).findings
     assert found.status == "passed"
+
+
+def test_a_function_that_returns_the_sample_itself_hands_it_out():
+    (found,) = Contract(dataset=HandedOutByAStage()).check(["samples-unchanged"]).findings
+    assert (found.status, found.code) == ("violated", "sample-overwritten")
+    assert found.location.line == marked(Stage, "# HANDS OUT")

@@ -81,6 +81,7 @@ PROVOKED: dict[str, tuple[str, Callable[[], object], str]] = {
     "unsorted": ("sequence-lengths", lambda: pack_padded_sequence(SEQUENCES, torch.tensor([2, 3]), batch_first=True), "enforce_sorted=False"),
     "empty_sequence": ("sequence-lengths", lambda: pack_padded_sequence(SEQUENCES, torch.tensor([2, 0]), batch_first=True), "clamp(min=1)"),
     "too_few_lengths": ("sequence-lengths", lambda: pack_padded_sequence(SEQUENCES, torch.tensor([3]), batch_first=True), "1 lengths for 2"),
+    "lengths_elsewhere": ("sequence-lengths", lambda: pack_padded_sequence(SEQUENCES, torch.tensor([3, 2], device="meta"), batch_first=True), "pass lengths.cpu()"),
     "ctc_inputs": ("sequence-lengths", lambda: F.ctc_loss(LOG_PROBS, torch.ones(2, 3).long(), WHOLE + 1, WHOLE - 3), "length of 6 where there are 5"),
     "ctc_targets": ("sequence-lengths", lambda: F.ctc_loss(LOG_PROBS, torch.ones(2, 3).long(), WHOLE, WHOLE - 1), "length of 4 for targets of 3"),
     "stack": ("empty-input", lambda: torch.stack([]), "empty list"),

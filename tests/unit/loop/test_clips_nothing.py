@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -155,3 +156,43 @@ def test_a_gradient_of_zero_is_clipped_in_the_right_order():
     assert codes(Dead, plain) == []
     assert codes(nn.Linear(3, 2), by_hand) == []
     assert codes(nn.Linear(3, 2), too_early) == ["clip-before-backward"]
+
+
+class Trainer:
+    """Calls a hook that clips, and a closure that differentiates, in one order or the other."""
+
+    def __init__(self, *, first):
+        self.first = first
+
+    def clip(self, model):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    def run(self, model, optimizer, inputs, targets):
+        def closure():
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(*inputs), targets)
+            loss.backward()
+            return loss
+
+        def wrapped():
+            if self.first:
+                self.clip(model)  # too early
+                return closure()
+            loss = closure()
+            self.clip(model)
+            return loss
+
+        return optimizer.step(wrapped)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_order_is_told_in_the_function_that_leads_to_both_calls(first):
+    report = Contract(
+        model=lambda: nn.Linear(3, 2), batch=((torch.randn(6, 3),), torch.randn(6, 2)),
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1), train_step=Trainer(first=first).run,
+    ).check(["step-protocol"])  # fmt: skip
+    assert report.ok is not first
+    for found in report.failing:
+        assert found.code == "clip-before-backward"
+        assert found.location.text.endswith("# too early")
+        assert found.culprits[0].location.text.startswith("nn.utils.clip_grad_norm_")
