@@ -35,6 +35,7 @@ wrong_input = One(
     "double-sigmoid double-softmax kl-of-logits log-as-rate rate-as-log relu-logits",
 )
 wrong_sign = One("diagnosis.loss.consumed:wrong_sign", "loss-sign", doubtful=True)
+turned_levels = One("diagnosis.loss.targets:turned_levels", "loss-sign")
 repels = One("diagnosis.loss.targets:repels", "loss-sign")
 turned = One("diagnosis.loss.consumed:turned", "loss-sign", doubtful=True)
 shuffled = One("diagnosis.loss.targets:shuffled", "target-of-another-sample")

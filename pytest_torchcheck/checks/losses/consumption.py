@@ -18,6 +18,7 @@ from ...probes.loss.slopes import repelled
 from ...probes.loss.stretching import Stretched
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import penalised_in_parts, step_evidence
+from ...runs.losses.levels import levels_of
 from ...runs.losses.noise import unseen_noise
 from ...runs.losses.step_reads import step_reads
 from ...runs.training.enduring import blind_direction
@@ -292,7 +293,8 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
     """Look at the slope of the loss towards the true class or the target value, and on both sides of each target.
 
     A loss that is highest at every target of one sign, and lowest at those of the other, scales the error by
-    the target itself.
+    the target itself. Entries of an output that are pulled to one minus the levels which the loss holds are
+    quantiles of the other side.
     """
     seen = evidence(subject)
     classes = [used for used in seen.consumed if not math.isnan(used.rising)]
@@ -323,6 +325,10 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
     own = loss_of_output(subject) if subject.contract.loss is not None else ""
     if not isinstance(own, str) and (found := repelled(own)) is not None:
         yield explain.repels(subject, own, found)
+        return
+    if not isinstance(own, str) and (levels := levels_of(own, subject.contract.loss)):
+        words = f"the loss pulls the entries of {levels.path} to the quantiles that it holds"
+        yield explain.turned_levels(levels) if levels.turned else passed(words)
         return
     if any(one.way == "towards" for one in seen.directions):
         yield passed("the loss falls as outputs move towards the labels")

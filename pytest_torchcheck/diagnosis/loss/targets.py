@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ...probes.loss.slopes import LossOfOutput, Repelled, Slopes
     from ...probes.recorded.watch import Op
     from ...runs.liveness.unread import Unread
+    from ...runs.losses.levels import Levels
     from ...runs.losses.step_reads import StepReads
     from ...subject import Subject
 
@@ -370,4 +371,20 @@ def repels(subject: Subject, loss: LossOfOutput, found: Repelled) -> Finding:
         + (f"{on_line(place)}" if op is not None else ""),
         because="the gradient of the loss was taken a little above and a little below each target",
         fix="scale by the magnitude of the target: .abs(), with a lower bound",
+    )
+
+
+def turned_levels(found: Levels) -> Finding:
+    """Explain a quantile loss whose error has the other sign."""
+    held, measured = (", ".join(f"{n:.3g}" for n in row) for row in (found.held, found.measured))
+    return violated(
+        "loss-sign",
+        f"the loss holds the levels {held}, and pulls the entries of {found.path} to the quantiles {measured}",
+        culprits=[Culprit("loss", "loss", "weighs the two sides of the target", found.place)],
+        location=found.place,
+        observed=f"far above and far below the target, each of the {len(found.held)} entries makes the loss rise linearly",
+        cause="the error has the other sign: what is to weigh predictions that are too low weighs those that are too high",
+        because="an entry whose loss rises by a above the target and by b below it is lowest at the quantile b / (a + b); "
+        "that is one minus the level for every entry",
+        fix=f"subtract the other way{on_line(found.place)}: target - prediction",
     )
