@@ -13,6 +13,7 @@ changed_arguments = One(
 )
 crossed_axes = One("diagnosis.loss.wrong_input:crossed_axes", "distribution-axes")
 dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
+lost_loss = One("diagnosis.loss.idle_terms:lost_loss", "result-unread")
 idle_term = One("diagnosis.loss.idle_terms:idle_term", "term-idle")
 partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
 disconnected = One("diagnosis.loss.graph:disconnected", "loss-disconnected")

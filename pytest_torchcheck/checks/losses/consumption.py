@@ -19,6 +19,7 @@ from ...probes.loss.stretching import Stretched
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import penalised_in_parts, step_evidence
 from ...runs.losses.levels import levels_of
+from ...runs.losses.lost_in_step import lost_loss
 from ...runs.losses.noise import unseen_noise
 from ...runs.losses.step_reads import step_reads
 from ...runs.training.enduring import blind_direction
@@ -198,7 +199,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     """Watch one training step: what torch's loss functions get, and what outputs and targets broadcast to.
 
     Derivatives that are added to a loss without their graph count too, terms whose gradients no
-    optimizer applies, penalties on the norm of a derivative that is not each sample's, and a step
+    optimizer applies, losses that are replaced before anything reads them, penalties on the norm of a derivative that is not each sample's, and a step
     whose result is the same for any targets, for any values of some samples, or of all of a second
     batch.
     """
@@ -236,6 +237,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         found += [explain.noise_target(*n) for n in unseen_noise(subject, seen.noise, step=True)]
     found += [explain.hidden_nan(one, None) for one in seen.undefined[:1]]
     found += [explain.idle_term(subject, one) for one in seen.idle[:1] if not seen.dead]
+    found += [explain.lost_loss(lost) for lost in [lost_loss(subject)] if lost is not None]
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
     if (away := turned(seen.directions)) is not None:
         found.append(explain.turned(subject, away))
@@ -245,10 +247,9 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     if found:
         return
     names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
-    reads = bool(targets_of(subject.batch()))
     if names:
         yield passed(f"{names}: shapes agree, and the input has the expected form")
-    elif reads:
+    elif targets_of(subject.batch()):
         yield passed("the training step reads its targets, and broadcasts no output with one")
     else:
         yield not_applicable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...explanation import on_line
+from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
 from ...text.wording import have, names_text
 from ...verdicts import violated
@@ -14,6 +14,7 @@ from ..gradient.frozen_in_step import freezing, modules_of, owner_of, seen_in_st
 if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.loss.terms import IdleTerm
+    from ...runs.losses.lost_in_step import LostLoss
     from ...subject import Subject
 
 
@@ -43,6 +44,30 @@ def idle_term(subject: Subject, term: IdleTerm) -> Finding:
         because=why.because,
         fix=why.fix,
         evidence={"reached": list(term.reached), "frozen": list(why.off)},
+    )
+
+
+def lost_loss(found: LostLoss) -> Finding:
+    """Explain a loss that is replaced before anything reads it."""
+    line, loop = found.location.line, found.again is None
+    again = found.location if found.again is None else found.again
+    culprits = [Culprit("call", found.location.text, "is computed and not read", found.location)]
+    if found.again is not None:
+        culprits.append(Culprit("call", again.text, "binds the name again", again))
+    return violated(
+        "result-unread",
+        f"of {found.calls} losses that line {line} computes {found.lost} {'are' if found.lost > 1 else 'is'} lost"
+        if loop
+        else f"the loss of line {line} is lost: line {again.line} replaces it",
+        culprits=culprits,
+        location=again,
+        observed=f"in one step, nothing reads {found.lost} of the {counted(found.calls, 'result')} of line {line}, "
+        "no backward pass either",
+        cause="each turn of the loop replaces the loss of the one before"
+        if loop
+        else "the variable is bound again",
+        because="these are numbers with a gradient that the step itself computes, and they are gone unread",
+        fix=f"add it to the loss on line {again.line}, or call backward() on it before it is replaced",
     )
 
 

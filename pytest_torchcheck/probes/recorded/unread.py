@@ -112,12 +112,15 @@ class UnreadWatch(Watch):
         unread: After the block, the places of which no result was read.
         read: Those of which one was.
         last: Those of which the result of one call alone was, with how often they were called.
+        made: How often each was called.
+        missed: How many of its results nothing read.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._reads = Reads()
-        self._made: Counter[Place] = Counter()
+        self.made: Counter[Place] = Counter()
+        self.missed: Counter[Place] = Counter()
         self.unread: list[Place] = []
         self.read: set[Place] = set()
         self.last: dict[Place, int] = {}
@@ -129,10 +132,10 @@ class UnreadWatch(Watch):
         traceback: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, traceback)
-        unread = Counter(self._reads.unread())
-        self.unread = [place for place, n in unread.items() if n == self._made[place]]
-        self.read = {place for place in self._made if place not in self.unread}
-        self.last = {p: n for p, n in self._made.items() if n > 2 and unread[p] == n - 1}
+        self.missed = unread = Counter(self._reads.unread())
+        self.unread = [place for place, n in unread.items() if n == self.made[place]]
+        self.read = {place for place in self.made if place not in self.unread}
+        self.last = {p: n for p, n in self.made.items() if n > 2 and unread[p] == n - 1}
 
     def before(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Note what is read, and what a call could write to."""
@@ -150,7 +153,7 @@ class UnreadWatch(Watch):
             return
         place = self._place(name_of(func))
         if place is not None:
-            self._made[place] += 1
+            self.made[place] += 1
             self._reads.returned(place, [t for t, *_ in token], result)
 
     def _place(self, op: str) -> Place | None:

@@ -58,8 +58,8 @@ def unread_results(subject: Subject) -> list[Unread]:
         return []
     places = in_training(subject).unread
     elsewhere = _watched(subject, train=False).read if places else set()
-    judged = (_judged(place) for place in places if place not in elsewhere)
-    found = {(one.location.file, one.location.line, one.op): one for one in judged if one}
+    known = (judged(place) for place in places if place not in elsewhere)
+    found = {(one.location.file, one.location.line, one.op): one for one in known if one}
     return list(found.values())
 
 
@@ -151,8 +151,8 @@ def lost_results(run: Callable[[], object]) -> list[Unread]:
     with torch.enable_grad(), watch:
         result = run()
     del result
-    judged = map(_judged, watch.unread)
-    return [one for one in judged if one is not None and one.kind != "bound"]
+    known = map(judged, watch.unread)
+    return [one for one in known if one is not None and one.kind != "bound"]
 
 
 def _watched(subject: Subject, *, train: bool) -> UnreadWatch:
@@ -168,7 +168,7 @@ def _watched(subject: Subject, *, train: bool) -> UnreadWatch:
     return watch
 
 
-def _judged(place: Place) -> Unread | None:
+def judged(place: Place) -> Unread | None:
     """Say how the source loses the result of a call; None where it reads it, or may."""
     statement, around = _around(place)
     if statement is None or around is None:

@@ -111,7 +111,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             idle=tuple(watch.terms.idle(model)),
             directions=watch.comparisons.directions(value),
             fed=len(watch.orders) == 1,
-            crossed=tuple(watch.axes.found),
+            crossed=(*watch.axes.found, *watch.axes.scattered),
             noise=tuple(watch.noise.found),
             undefined=tuple(watch.undefined.without_pull()),
         )
