@@ -199,8 +199,8 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     """Watch one training step: what torch's loss functions get, and what outputs and targets broadcast to.
 
     Derivatives that are added to a loss without their graph count too, terms whose gradients no
-    optimizer applies, losses that are replaced before anything reads them, penalties on the norm of a derivative that is not each sample's, and a step
-    whose result is the same for any targets, for any values of some samples, or of all of a second
+    optimizer applies, losses that are replaced before anything reads them, penalties on the norm
+    of a derivative that is not each sample's, and a step whose result is the same for any targets, for any values of some samples, or of all of a second
     batch.
     """
     seen = step_evidence(subject)

@@ -1,4 +1,4 @@
-"""Arrays that a library's function returns and the dataset's code drops: it was taken for one that writes to its argument."""
+"""Arrays that a library's function returns and the dataset's code drops, as if it wrote to its argument."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def told(survey: Survey, found: Dropped) -> Finding:
         location=line,
         observed=f"reading sample {found.index}, line {line.line} calls {name}, which returns an array",
         cause=f"{name} returns a new array and does not change the one that it is given",
-        because=f"what it returned is none of its arguments, they are unchanged after it, and the statement at {line_ref(line)} "
-        "is nothing but the call",
+        because="what it returned is none of its arguments, they are unchanged after it, and the statement "
+        f"at {line_ref(line)} is nothing but the call",
         fix=f"assign what it returns on line {line.line}",
     )
 

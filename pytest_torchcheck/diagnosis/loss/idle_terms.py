@@ -76,11 +76,12 @@ def _unapplied(term: IdleTerm) -> _Reason:
     name, line = term.op.name.rpartition(".")[2], on_line(term.op.location)
     place = (term.cut or term.op).location
     at = on_line(place)
-    cut = term.cut is not None
+    cut, names = term.cut is not None, _modules(term)
+    before = f" ({names_text(names)})" if names else ""
     return _Reason(
         place=place,
         cause="its gradients reach only what no optimizer applies after this backward"
-        + f": what comes before is detached{at}" * cut,
+        + f": what comes before{before} is detached{at}" * cut,
         because=f"the gradient of {name}{line} reaches {names_text(list(term.reached))}; "
         + (
             "backward(inputs=...) computes none of it, but what another term of this loss reaches"
@@ -90,8 +91,16 @@ def _unapplied(term: IdleTerm) -> _Reason:
         fix=f"drop .detach(){at}, or leave the term out"
         if cut
         else "let the term depend on what this optimizer trains, or step the optimizer that holds what it reaches",
-        culprits=(Culprit("call", "detach", "cuts the graph", place),) * cut,
+        culprits=(
+            *(Culprit("module", name, "learns nothing from it") for name in names),
+            *(Culprit("call", "detach", "cuts the graph", place),) * cut,
+        ),
     )
+
+
+def _modules(term: IdleTerm) -> list[str]:
+    """Return the outermost modules from whose parameters the detached values were computed."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in term.before))[-3:]
 
 
 def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:

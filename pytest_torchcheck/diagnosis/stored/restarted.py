@@ -1,4 +1,4 @@
-"""What a model does after a training forward, and where one that was restarted from a checkpoint does something else."""
+"""What a model does after a training forward, and where one that was restarted does something else."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ class IdleTerm:
             there is none.
         reached: Names of the parameters that get a gradient from it; none where it has no graph.
         through: Names of the modules that compute it from the detached values.
+        before: Names of the parameters from which what is detached or drawn was computed.
         limited: Whether the backward pass computes the gradients of given leaves only.
     """
 
@@ -41,6 +42,7 @@ class IdleTerm:
     cut: Op | None = None
     reached: tuple[str, ...] = ()
     through: frozenset[str] = frozenset()
+    before: tuple[str, ...] = ()
     limited: bool = False
 
     @property
@@ -76,6 +78,7 @@ class Terms:
         self._passes: list[_Backward] = []
         self._terms: dict[Node, IdleTerm] = {}
         self._joined: dict[Node, IdleTerm] = {}
+        self._sources: dict[int, Node | None] = {}
         self._cut: dict[int, tuple[weakref.ref[Tensor], IdleTerm]] = {}
 
     @contextmanager
@@ -93,6 +96,7 @@ class Terms:
             if args[0].requires_grad and args[0].dim():
                 made = op()
                 self._cut[id(result)] = (weakref.ref(result), IdleTerm(made, made))
+                self._sources[made.index] = args[0].grad_fn
             return
         if bare == "normal" and not result.requires_grad:
             if any(t.requires_grad for t in tensors_in((args, kwargs))):
@@ -140,7 +144,12 @@ class Terms:
                 for term, reached in one.terms
                 if term is not None and reached and not one.moves(reached)
             ]
-        return found
+        return [replace(term, before=self._before(term, names)) for term in found]
+
+    def _before(self, term: IdleTerm, names: dict[int, str]) -> tuple[str, ...]:
+        source = self._sources.get(term.cut.index) if term.cut is not None else None
+        held = frozenset() if source is None else leaves_of(source)
+        return tuple(name for key, name in names.items() if key in held)
 
     def _cut_of(self, args: Any, kwargs: Any) -> IdleTerm | None:
         """Return what is known of the first operand computed from detached values, and what computed the others."""

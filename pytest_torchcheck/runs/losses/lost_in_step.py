@@ -39,7 +39,9 @@ class LostLoss:
 
 
 def lost_loss(subject: Subject) -> LostLoss | None:
-    """Return a loss that the declared step computes itself and loses; one that it never reads may be there for a debugger.
+    """Return a loss that the declared step computes itself and loses.
+
+    One whose name it never reads may be there for a debugger.
 
     Cost: nothing where the step calls a single loss function; else one step.
     """
