@@ -77,6 +77,8 @@ class ModuleState:
         self.module = module
         self._objects: list[tuple[Any, type, dict[str, Any]]] = []
         self._slotted: list[tuple[Any, Slots]] = []
+        self._empty: list[Any] = []  # plain containers without an item
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # plain ones
         self._containers: list[tuple[Any, Any]] = []
         self._kept: list[Callable[[], None]] = []
         self._iterators: dict[int, Any] = {}  # by id of the iterator: a copy of what it was
@@ -141,9 +143,14 @@ class ModuleState:
             put_slots(thing, slots)
         for script in self._scripts:
             script.restore()
+        for container in filter(None, self._empty):
+            restore_container(container, [])
+        for held, items in self._dicts:
+            if not same_items(held, items):
+                held.clear()
+                held.update(items)
         for container, copy in self._containers:
-            if copy or type(container) not in _PLAIN or container:  # most of them stay empty
-                restore_container(container, copy)
+            restore_container(container, copy)
         self._outer.restore()
         for put_back in self._kept:
             put_back()
@@ -153,10 +160,12 @@ class ModuleState:
         if self._iterators and not last:
             self._hand_out_copies()
         parameter_ids = {id(state) for state in self._parameters}
-        for state in self._tensors.values():
-            state.restore(values=parameters or id(state) not in parameter_ids, gradients=gradients)
-            if last:
-                state.restore_version()
+        with torch.no_grad():
+            for state in self._tensors.values():
+                values = parameters or id(state) not in parameter_ids
+                state.restore(values=values, gradients=gradients)
+                if last:
+                    state.restore_version()
 
     def advanced(self) -> dict[str, str]:
         """Return what was changed since and nothing can put back: its kind, by its name."""
@@ -188,6 +197,8 @@ class ModuleState:
             for member, value in slots.items():
                 if id(value) in fresh:
                     member.__set__(thing, fresh[id(value)])
+        for held, items in self._dicts:
+            held.update({k: fresh[id(v)] for k, v in items.items() if id(v) in fresh})
         for container, copy in self._containers:
             if isinstance(container, dict):
                 for key, value in copy:
@@ -210,6 +221,9 @@ class ModuleState:
                 self._take_tensor(thing)
             elif isinstance(thing, nn.Module):
                 stack.extend(self._take_module(thing))
+            elif type(thing) is dict and thing:
+                self._dicts.append((thing, dict(thing)))
+                stack.extend(thing.values())
             elif isinstance(thing, CONTAINERS):
                 items = shallow(thing)
                 self._containers.append((thing, items))
@@ -267,7 +281,7 @@ class ModuleState:
             return False
         if id(value) not in self._seen:
             self._seen.add(id(value))
-            self._containers.append((value, []))
+            self._empty.append(value)
         return True
 
     def _take_object(self, thing: Any) -> Iterable[Any]:

@@ -95,27 +95,28 @@ class TensorState:
         )
 
     def restore(self, *, values: bool, gradients: bool = True) -> None:
-        """Put the tensor back; its values and those of its gradient where the arguments say so."""
-        if (not values or self.copy is None) and self.untouched():
-            return
-        with torch.no_grad():
-            if self.moved():
-                if type(self.tensor) is not self.cls:
-                    self.tensor.__class__ = self.cls
-                self.tensor.data = self.alias
-            plain = self.alias.layout == torch.strided and self.alias.device.type != "meta"
-            if values and self.copy is not None and plain:
+        """Put the tensor back without a graph; its values and those of its gradient where the arguments say so."""
+        if self.untouched():
+            if values and self.copy is not None:
                 _copy_back(self.alias, self.copy)
-            if not self.tensor.is_leaf:
-                return
-            if self.tensor.requires_grad != self.requires_grad:
-                self.tensor.requires_grad_(self.requires_grad)
-            if self.grad is not None:
-                self.grad.restore(values=gradients or self.grad.written())
-                self.grad.version = _version(self.grad.tensor)
-                self.tensor.grad = self.grad.tensor
-            elif self.tensor.grad is not None:
-                self.tensor.grad = None
+            return
+        if self.moved():
+            if type(self.tensor) is not self.cls:
+                self.tensor.__class__ = self.cls
+            self.tensor.data = self.alias
+        plain = self.alias.layout == torch.strided and self.alias.device.type != "meta"
+        if values and self.copy is not None and plain:
+            _copy_back(self.alias, self.copy)
+        if not self.tensor.is_leaf:
+            return
+        if self.tensor.requires_grad != self.requires_grad:
+            self.tensor.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            self.grad.restore(values=gradients or self.grad.written())
+            self.grad.version = _version(self.grad.tensor)
+            self.tensor.grad = self.grad.tensor
+        elif self.tensor.grad is not None:
+            self.tensor.grad = None
 
     def restore_version(self) -> None:
         """Let a graph that was built before run backward: the values are those that it has seen.
@@ -135,14 +136,16 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 
 def _copy_back(target: torch.Tensor, copy: torch.Tensor) -> None:
-    data = target.data  # its own version counter: putting values back must not look like a change
-    if data.numel() and any(
-        stride == 0 and size > 1 for stride, size in zip(data.stride(), data.shape, strict=True)
-    ):
-        if not torch.equal(data, copy):
+    """Write to the alias, which counts by itself: putting values back must not look like a change."""
+    if target.is_contiguous():
+        target.copy_(copy)
+        return
+    strides = zip(target.stride(), target.shape, strict=True)
+    if target.numel() and any(stride == 0 and size > 1 for stride, size in strides):
+        if not torch.equal(target, copy):
             raise RuntimeError("an expanded tensor was changed in place and cannot be put back")
         return
-    data.copy_(copy)
+    target.copy_(copy)
 
 
 def saved_state(model: nn.Module) -> dict[str, Any]:
