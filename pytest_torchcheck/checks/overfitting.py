@@ -38,8 +38,8 @@ from ..runs.overfitting.reach import (
     told_apart,
 )
 from ..runs.overfitting.tangent import tangent
+from ..runs.training.steps import trains_by_several
 from ..subject.errors import SubjectError
-from ..subject.optimizers import optimizers_of
 from ..verdicts import inconclusive, not_applicable, passed, violated
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def overfit(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the contract declares overfit=None")
         return
     subject.require_trainable()
-    with subject.pristine() as model:
-        several = len(optimizers_of(subject.make_optimizer(model))) > 1
-    if several:
+    if trains_by_several(subject):
         yield not_applicable(
             "several optimizers work against each other, so no single loss has to fall"
         )

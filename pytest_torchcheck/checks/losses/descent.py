@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ...codes import gradients as explain
 from ...probes.gradient.places import gradient_by_place
 from ...runs.losses import slopes
-from ...subject.optimizers import optimizers_of
+from ...runs.training.steps import trains_by_several
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ def descent(subject: Subject) -> Iterator[Finding]:
             "this check"
         )
         return
-    with subject.pristine() as model:
-        several = len(optimizers_of(subject.make_optimizer(model))) > 1
-    if several:
+    if trains_by_several(subject):
         yield not_applicable("several optimizers each minimise a part of the loss")
         return
     found = slopes.descent(subject)

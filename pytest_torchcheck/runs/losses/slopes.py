@@ -181,7 +181,7 @@ def descent(subject: Subject) -> Descent:
 
 
 def _single(subject: Subject) -> Descent | None:
-    """Compare with the gradient that the model has in float32; None where that does not settle it."""
+    """Compare with the gradient at the same weights in float32; None where that does not settle it."""
     watched = subject.cache.get("observation")
     floats = {p.dtype for p in subject.model.parameters()}
     if floats != {torch.float32} or watched is None or watched.signals.drawn:
@@ -197,7 +197,10 @@ def _single(subject: Subject) -> Descent | None:
             if loss.dim() or not loss.requires_grad:
                 return None
             ways = _ways(model, loss)
-        with jittered(subject, seed=subject.seed) as model:
+            subject.state.restore(parameters=False)  # what the forward left, such as a cache
+            subject.state.put_gradients_aside()
+            subject.convert(model, torch.float64)
+            torch.set_default_dtype(torch.float64)
             losses = _Losses(subject, model, batch.to(dtype=torch.float64))
             losses.along(ways)
             return _settled(losses, float(loss.detach()))

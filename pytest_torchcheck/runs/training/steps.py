@@ -208,6 +208,20 @@ def untrainable(subject: Subject) -> bool:
     return made.error is not None or not (any(made.moved.values()) or made.buffers)
 
 
+@remembered("several-optimizers")
+def trains_by_several(subject: Subject) -> bool:
+    """Say whether the declared step has more than one optimizer; read off steps that were made; cached.
+
+    Raises:
+        SubjectError: The user's function raised.
+    """
+    made: Trajectory | None = subject.cache.get("trajectory")
+    if made is not None:
+        return len(made.coverage.optimizers) > 1
+    with subject.pristine() as model:
+        return len(optimizers_of(subject.make_optimizer(model))) > 1
+
+
 def _attributes(model: nn.Module) -> list[Any]:
     """Return what a function that is given the model may change: attributes, flags, versions of parameters."""
     found: list[Any] = [(id(p), p.requires_grad, version_of(p)) for p in model.parameters()]
