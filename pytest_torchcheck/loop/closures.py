@@ -303,15 +303,16 @@ _TORCHS_OWN = frozenset(vars(torch.nn.Module()))
 
 
 _DEPTH = 6
+_ATOMS = (bool, int, float, str, type(None))
 
 
 def _attached(value: Any, name: str, depth: int = _DEPTH) -> dict[str, torch.Tensor]:
     """Return the tensors with a graph in nested containers and in objects of the user's classes."""
     if isinstance(value, torch.Tensor):
         return {name: value} if value.grad_fn is not None else {}
-    if not depth:
-        return {}
     kind: type = type(value)
+    if not depth or kind in _ATOMS:
+        return {}
     parts: Iterator[tuple[str, Any]] = iter(())
     if isinstance(value, dict):
         parts = ((f"{name}[{key!r}]", item) for key, item in value.items())

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..text.printable import shown
 from .peek import attribute, attributes, slots
 
+_ATOMS = (bool, int, float, str, type(None))
 _DEPTH = 8
 _MOST = 10_000
 
@@ -44,7 +45,7 @@ def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[st
 
 
 def _leaves(value: Any, path: str, depth: int, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, torch.Tensor) or depth == 0:
+    if isinstance(value, torch.Tensor) or depth == 0 or type(value) in _ATOMS:
         yield path, value
         return
     parts = None if id(value) in above else _parts(value)
@@ -60,7 +61,7 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
     """Return what a value is made of, each with its piece of path; None for a leaf."""
     if isinstance(value, PackedSequence):
         return [(".data", value.data), (".batch_sizes", value.batch_sizes)]
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return [(f"[{shown(key)}]", item) for key, item in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", getattr(value, name)) for name in value._fields]
@@ -246,7 +247,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     wider dtype.
     """
     tensor = tensor.detach()
-    if (local := attribute(tensor, "to_local")) is not None:
+    if type(tensor) is not torch.Tensor and (local := attribute(tensor, "to_local")) is not None:
         tensor = local()
     if tensor.is_nested:
         parts = tensor.unbind()

@@ -28,7 +28,7 @@ def by_class(function: Callable[Concatenate[type, _P], _R]) -> Callable[Concaten
     @functools.wraps(function)
     def cached(cls: type, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         found = known.setdefault(cls, {})
-        key = (args, tuple(sorted(kwargs.items())))
+        key = (args, tuple(sorted(kwargs.items()))) if kwargs else args
         if key not in found:
             found[key] = function(cls, *args, **kwargs)
         return found[key]

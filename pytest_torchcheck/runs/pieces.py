@@ -122,12 +122,13 @@ def _left_out(model: nn.Module) -> dict[str, Piece]:
 
 
 _OWN = frozenset(vars(nn.Module()))
+_ATOMS = (bool, int, float, str, type(None))
 
 
 def plain(value: Any) -> str | None:
     """Return the text of a value made of numbers and texts only; None for anything else, and for None."""
-    if value is None:
-        return None
+    if type(value) in _ATOMS:
+        return None if value is None else repr(value)
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         value = value.tolist()
     stack, seen = [value], 0
@@ -136,11 +137,11 @@ def plain(value: Any) -> str | None:
         seen += 1
         if seen > _LONG:
             return None
-        if isinstance(thing, list | tuple):
+        if isinstance(thing, (list, tuple)):
             stack.extend(entries(thing))
         elif isinstance(thing, dict):
             stack.extend((*thing.keys(), *thing.values()))
-        elif not isinstance(thing, bool | int | float | str | None):
+        elif not isinstance(thing, _ATOMS):
             return None
     return repr(value)
 

@@ -357,7 +357,10 @@ class Subject(PristineModel):
         Raises:
             UnmeasurableError: One of them is on the meta device.
         """
-        if any(t.is_meta for t in (*self.model.parameters(), *self.model.buffers())):
+        if "lacks-values" not in self.cache:
+            held = (*self.model.parameters(), *self.model.buffers())
+            self.cache["lacks-values"] = any(t.is_meta for t in held)
+        if self.cache["lacks-values"]:
             reason = "the model's parameters are on meta, so it cannot be run"
             raise UnmeasurableError(reason, NO_VALUES)
 

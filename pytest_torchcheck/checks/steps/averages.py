@@ -294,9 +294,9 @@ def _copies(subject: Subject) -> dict[str, str]:
         if len(found) == _PAIRS:
             break
         for source, parameter in trained.get((tensor.shape, tensor.dtype), ()):
-            varied = bool((tensor != tensor.reshape(-1)[0]).any())
-            apart = tensor.data_ptr() != parameter.data_ptr()
-            if varied and apart and torch.equal(tensor, parameter):
+            if not torch.equal(tensor, parameter) or tensor.data_ptr() == parameter.data_ptr():
+                continue
+            if bool((tensor != tensor.reshape(-1)[0]).any()):
                 found[name] = source
                 break
     return found

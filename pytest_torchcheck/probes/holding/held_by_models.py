@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["tensor", "parameter", "module"]
+_FREQUENT = (bool, int, float, str, type(None))
 _DEPTH = 6
 _MOST = 20_000  # things looked at per attribute: a vocabulary is no place for tensors
 
@@ -104,7 +105,9 @@ def holdings(model: nn.Module) -> list[Holding]:
         if type(owner) not in of_classes:
             of_classes[type(owner)] = _of_classes(type(owner))
         for name, value in (*_attributes(owner), *of_classes[type(owner)]):
-            if isinstance(value, ATOMS) or id(value) in registered or id(value) in empty:
+            if type(value) in _FREQUENT or isinstance(value, ATOMS):
+                continue
+            if id(value) in registered or id(value) in empty:
                 continue
             attribute = f"{prefix}.{name}" if prefix else name
             held = list(_inside(value, attribute, registered))
@@ -160,7 +163,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
         path, via, thing, depth = stack.popleft()
-        if isinstance(thing, ATOMS):
+        if type(thing) in _FREQUENT or isinstance(thing, ATOMS):
             continue
         if id(thing) in seen or id(thing) in registered:
             continue

@@ -272,7 +272,7 @@ class SignalWatch(Watch):
                 module=self._module(),
                 op=name_of(func),
                 location=self.locate(),
-                zeros=float((result.detach() == 0).float().mean()),
+                zeros=1 - int(torch.count_nonzero(result.detach())) / result.numel(),
                 silent_input=token,
                 size=result.numel(),
             )
@@ -287,7 +287,10 @@ class SignalWatch(Watch):
         given = next(tensors_in((args, kwargs)), None)
         if given is None or not readable(given):
             return None
-        return not bool((given.detach() != 0).any())
+        given = given.detach()
+        if given.numel() and bool(given[(0,) * given.dim()]):
+            return False  # the first element tells of most
+        return not bool((given != 0).any())
 
     def _module(self) -> str:
         return self.scopes[-1].name if self.scopes else ""
