@@ -19,6 +19,8 @@ from .outputs import expectations, gap, outputs_of, unlike
 from .saving import perturb, registered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..batches import Batch
     from ..subject import Subject
 
@@ -66,6 +68,10 @@ def pickled(model: nn.Module) -> nn.Module:
     return made
 
 
+def _copied_and_pickled(model: nn.Module) -> nn.Module:
+    return pickled(copy.deepcopy(model))
+
+
 def shared_with(model: nn.Module, twin: nn.Module) -> list[str]:
     """Return the names of a copy's tensors that stand in the memory of the original's."""
     ours = {trees.address(t) for t in registered(model) if t.numel()} - {None}
@@ -84,7 +90,7 @@ def copied_soundly(subject: Subject) -> int | None:
         one of them has to be looked at by itself: something refused, the outputs differ, or a class
         copies itself in its own way, which pickling might mend.
     """
-    if any("__deepcopy__" in vars(c) for m in subject.model.modules() for c in type(m).__mro__):
+    if _has_own_deepcopy(subject.model):
         return None
     wanted = expectations(subject)
     with subject.pristine(steps=True) as model:
@@ -110,6 +116,10 @@ def copied_soundly(subject: Subject) -> int | None:
     return changed
 
 
+def _has_own_deepcopy(model: nn.Module) -> bool:
+    return any("__deepcopy__" in vars(c) for m in model.modules() for c in type(m).__mro__)
+
+
 _WAYS = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__deepcopy__", "__copy__")
 
 
@@ -127,22 +137,28 @@ def copies_itself(model: nn.Module) -> bool:
 def lost_in_copies(subject: Subject, model: nn.Module, batch: Batch) -> str:
     """Return which copy of a trained model computes something else than the model; empty where both do the same.
 
-    Cost: nothing but where :func:`copies_itself`; then four evaluations.
+    Cost: nothing but where :func:`copies_itself`; then two evaluations, more where these differ.
     """
     if not copies_itself(model):
         return ""
     modes = {module: module.training for module in model.modules()}
     model.eval()
+
+    def differs(make: Callable[[nn.Module], nn.Module]) -> bool | None:
+        try:
+            twin = make(model)
+        except Exception:  # any object may refuse, in its own words
+            return None
+        return gap(outputs_of(subject, twin, batch), first) is not None
+
     try:
         first = outputs_of(subject, model, batch)
+        if not _has_own_deepcopy(model) and differs(_copied_and_pickled) is False:
+            return ""
         if gap(outputs_of(subject, model, batch), first) is not None:
             return ""
         for code, make in (("pickle-differs", pickled), ("copy-differs", copy.deepcopy)):
-            try:
-                twin = make(model)
-            except Exception:  # any object may refuse, in its own words
-                continue
-            if gap(outputs_of(subject, twin, batch), first) is not None:
+            if differs(make):
                 return code
     except SubjectError:
         return ""  # an untrained copy that raises is told by itself

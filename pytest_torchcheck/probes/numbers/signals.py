@@ -48,6 +48,7 @@ _SAME_VALUES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3
 SQUASHING = frozenset({"tanh", "sigmoid"})
 _BOUND = 0.995  # tanh has 1 % of its slope left there
 _UNDERFLOW = 1e-15  # float32 squares of what is smaller lose their digits, then vanish
+_APART = 0.01
 _MOST = 4000
 _FEW = 16
 _PARAMETRIZATIONS = "parametrizations"  # where torch.nn.utils.parametrize keeps them
@@ -214,8 +215,8 @@ class SignalWatch(Watch):
                 shape=tuple(output.shape),
                 low=float(low),
                 high=float(high),
-                rms=_rms(values),
-                spread=self._spread(values),
+                rms=(rms := _rms(values)),
+                spread=self._spread(values, rms),
                 weighted=any(p.dim() > 1 for p in _own(module)),
             )
         self.seen.taps.append(tap)
@@ -358,11 +359,13 @@ class SignalWatch(Watch):
             words[-1].isdigit() and next(module.parameters(), None) is not None
         )
 
-    def _spread(self, values: Tensor) -> float | None:
+    def _spread(self, values: Tensor, rms: float) -> float | None:
         size, dim = self._size, self._dim
         if size is None or size < 2 or values.dim() <= dim or values.shape[dim] != size:
             return None
-        return _rms(values - values.mean(dim, keepdim=True))
+        mean = values.mean(dim, keepdim=True)
+        kept = rms**2 - _rms(mean) ** 2  # as squares add up, where rounding leaves enough of it
+        return math.sqrt(kept) if kept > _APART * rms**2 else _rms(values - mean)
 
 
 def _same_function(first: Location | None, second: Location | None) -> bool:
