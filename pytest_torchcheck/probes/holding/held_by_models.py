@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["tensor", "parameter", "module"]
 _FREQUENT = (bool, int, float, str, type(None))
+_SHORT = 16
 _DEPTH = 6
 _MOST = 20_000  # things looked at per attribute: a vocabulary is no place for tensors
 
@@ -94,18 +95,20 @@ def holdings(model: nn.Module) -> list[Holding]:
     Args:
         model: Any module; only read.
     """
-    registered: set[int] = {id(module) for module in model.modules()}
-    registered.update(id(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    modules = list(model.named_modules())
+    registered: set[int] = {id(module) for _, module in modules}
+    for _, module in modules:
+        registered.update(map(id, (*module._parameters.values(), *module._buffers.values())))
     found: dict[int, Holding] = {}
     of_classes: dict[type, list[tuple[str, Any]]] = {}
     empty: set[int] = set()  # what many modules hold, such as a configuration, with nothing in it
-    for prefix, owner in model.named_modules():
+    for prefix, owner in modules:
         if isinstance(owner, torch.jit.ScriptModule):
             continue
         if type(owner) not in of_classes:
             of_classes[type(owner)] = _of_classes(type(owner))
         for name, value in (*_attributes(owner), *of_classes[type(owner)]):
-            if type(value) in _FREQUENT or isinstance(value, ATOMS):
+            if type(value) in _FREQUENT or _is_short_row(value) or isinstance(value, ATOMS):
                 continue
             if id(value) in registered or id(value) in empty:
                 continue
@@ -138,6 +141,15 @@ def holdings(model: nn.Module) -> list[Holding]:
         if part is not holding.value
     }
     return [holding for key, holding in found.items() if key not in inner]
+
+
+def _is_short_row(value: Any) -> bool:
+    """Say whether a value is a few numbers or words in a row, as the sizes of a kernel are."""
+    return (
+        type(value) in (tuple, list)
+        and len(value) <= _SHORT
+        and all(type(one) in _FREQUENT for one in value)
+    )
 
 
 def _attributes(owner: nn.Module) -> Iterator[tuple[str, Any]]:

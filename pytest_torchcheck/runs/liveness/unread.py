@@ -52,15 +52,15 @@ class Unread:
 def unread_results(subject: Subject) -> list[Unread]:
     """Return the results that no operation reads in train or in eval mode, whatever branch would.
 
-    Cost: nothing where the shared observation saw every result read; else two forwards.
+    Cost: nothing where the shared observation saw every result read; else a forward, and one more where the
+        source loses a result.
     """
     if not observe(subject).signals.unread:
         return []
-    places = in_training(subject).unread
-    elsewhere = _watched(subject, train=False).read if places else set()
-    known = (judged(place) for place in places if place not in elsewhere)
-    found = {(one.location.file, one.location.line, one.op): one for one in known if one}
-    return list(found.values())
+    told = {p: one for p in in_training(subject).unread if (one := judged(p))}
+    elsewhere = _watched(subject, train=False).read if told else set()
+    left = (one for place, one in told.items() if place not in elsewhere)
+    return list({(one.location.file, one.location.line, one.op): one for one in left}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
