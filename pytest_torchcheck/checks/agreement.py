@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from ..codes import behaviour as explain
 from ..runs.facts import copied, forward_facts
@@ -41,7 +42,11 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
     """Call the model in training mode, dropout and torch's norms as in evaluation, and let statistics settle.
 
     A forward gives the same with a graph and without one; the first training step has shown the former.
+    Running statistics of torch's norms hold more than the last batch.
     """
+    if kept := _forgetful(subject):
+        yield explain.forgotten(subject, kept)
+        return
     evaluated, trained = forward_facts(subject), forward_facts(subject, train=True)
     if subject.graphs.needed:
         yield explain.needs_graph(subject)
@@ -78,6 +83,40 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
         yield explain.modes_differ(subject, distance)
         return
     yield _elsewhere(subject, len(plain), kinds)
+
+
+def _forgetful(subject: Subject) -> dict[str, float]:
+    """Return norms whose running statistics keep a tenth or less in a training forward, with that share.
+
+    What is averaged at fixed weights on one batch changes by the share that is kept of the change before.
+    """
+    names = [
+        name
+        for name, module in subject.model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase)
+        and module.running_mean is not None
+        and 1 - _KEPT <= (module.momentum or 0.0) < 1
+    ]
+    if not names or not subject.has_modes:
+        return {}
+    states = []
+    with subject.pristine() as model, torch.no_grad():
+        model.train()
+        for again in range(3):
+            if again:
+                seed_everything(subject.seed)
+                subject.call(model, subject.batch().clone())
+            norms = (model.get_submodule(name) for name in names)
+            states.append([norm.running_mean.double().clone() for norm in norms])  # type: ignore[operator]
+    found = {}
+    for name, one, two, three in zip(names, *states, strict=True):
+        first, second = two - one, three - two
+        if float(first.norm()) and (share := float(second @ first / (first @ first))) <= _KEPT:
+            found[name] = share
+    return found
+
+
+_KEPT = 0.1
 
 
 def _elsewhere(subject: Subject, outputs: int, kinds: list[str]) -> Finding:
