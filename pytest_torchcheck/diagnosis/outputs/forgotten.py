@@ -33,9 +33,10 @@ def forgotten(subject: Subject, kept: Mapping[str, float]) -> Finding:
             Culprit("module", n, "forgets", sources.of_parameter(subject.model, n)) for n in kept
         ],
         location=place,
-        observed=f"two training forwards on one batch move {name}.running_mean by a first change, and by {share:.1%} of it",
+        observed=f"of two training forwards on one batch, the second moves {name}.running_mean by {share:.1%} of "
+        "what the first does",
         cause=f"momentum={momentum:g} weighs the new batch: evaluation uses the statistics of the last batches alone",
-        because="torch computes running = (1 - momentum) * running + momentum * batch; other frameworks have it the other "
-        "way round",
+        because="torch computes running = (1 - momentum) * running + momentum * batch; other frameworks have "
+        "it the other way round",
         fix=f"write momentum={1 - momentum:.3g}{on_line(place)}",
     )

@@ -331,3 +331,19 @@ class Mentions(nn.Linear):
 def test_who_asks_for_the_mode_is_read_from_code_behind_decorators_and_properties() -> None:
     made = nn.ModuleList([kind(2, 2) for kind in (Decorated, Property, Mentions, nn.Linear)])
     assert asking_for_mode(made) == ["Decorated", "Property"]
+
+
+@pytest.mark.parametrize(
+    ("momentum", "told"), [(0.99, True), (0.9, True), (0.1, False), (1.0, False), (None, False)]
+)
+def test_running_statistics_that_keep_a_tenth_are_told(momentum, told):
+    """At 1.0 the statistics of one batch are asked for, and None averages over all of them."""
+
+    def model():
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, momentum=momentum), nn.ReLU())
+
+    report = Contract(model=model, inputs="B 1 8 8", sizes={"B": 4}).check(["mode-agreement"])
+    wrong = [f for f in report.findings if f.status == "violated"]
+    assert [f.code for f in wrong] == ["statistics-forgotten"] * told
+    for found in wrong:
+        assert "momentum=momentum" in found.location.text
