@@ -111,7 +111,7 @@ def _forgetful(subject: Subject) -> dict[str, float]:
     found = {}
     for name, one, two, three in zip(names, *states, strict=True):
         first, second = two - one, three - two
-        if float(first.norm()) and (share := float(second @ first / (first @ first))) <= _KEPT:
+        if float(first.norm()) and (share := float(second @ first / (first @ first))) < 1.1 * _KEPT:
             found[name] = share
     return found
 
