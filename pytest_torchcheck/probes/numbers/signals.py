@@ -36,14 +36,8 @@ RECTIFIERS = frozenset(
     {"relu", "relu_", "relu6", "hardtanh", "threshold", "threshold_", "hardtanh_"}
 )
 LINEAR = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 _SAME_VALUES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten)
 SQUASHING = frozenset({"tanh", "sigmoid"})
 _BOUND = 0.995  # tanh has 1 % of its slope left there
