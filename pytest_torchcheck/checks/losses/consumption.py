@@ -120,13 +120,13 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     """Compare what each loss function was given with what it expects.
 
     Weights of a cross entropy written out by hand must be probabilities of the classes that its
-    logarithms are of, and a one-hot target that probabilities are multiplied with one-hot over their classes.
-    Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried with an
-    input as a sure model gives it), a regression on labels that are declared as classes, and a
-    cross entropy of targets that are not class probabilities (several ones in a row, negative ones,
-    or one number per sample). No loss may compare a value with itself, whatever the outputs are. Where a
-    prediction is compared with normal random numbers alone, as in a diffusion model, other numbers must change the
-    prediction too.
+    logarithms are of; a one-hot target that probabilities are multiplied with must be one-hot over
+    their classes. Three habits are suspicious: a logarithm of what a softmax or a sigmoid gave (tried
+    with an input as a sure model gives it), a regression on labels that are declared as classes, and
+    a cross entropy of targets that are not class probabilities (several ones in a row, negative ones,
+    or one number per sample). No loss may compare a value with itself, whatever the outputs are. Where
+    a prediction is compared with normal random numbers alone, as in a diffusion model, other numbers
+    must change the prediction too.
     """
     seen = evidence(subject)
     found = list(_inputs(subject, seen, set()))
@@ -200,8 +200,8 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
 
     Derivatives that are added to a loss without their graph count too, terms whose gradients no
     optimizer applies, losses that are replaced before anything reads them, penalties on the norm
-    of a derivative that is not each sample's, and a step whose result is the same for any targets, for any values of some samples, or of all of a second
-    batch.
+    of a derivative that is not each sample's, and a step whose result is the same for any targets,
+    for any values of some samples, or of all of a second batch.
     """
     seen = step_evidence(subject)
     if seen is None:
