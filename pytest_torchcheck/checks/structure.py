@@ -257,7 +257,8 @@ def _acts(module: nn.Module) -> bool:
 def weighted_means(subject: Subject) -> Iterator[Finding]:
     """Compare the dimension of each softmax with the one over which the product that takes its weights sums.
 
-    Weights that are made to sum to one for each node of a graph, at one end of the edges, must be summed there, too.
+    Weights that are made to sum to one for each node of a graph, at one end of the edges, and are summed at the
+    other, are suspicious: a node may average its neighbours, or spread what it has.
     """
     subject.require_values()
     signals = observe(subject).signals

@@ -26,7 +26,7 @@ stale_after_load = One("diagnosis.outputs.modes:stale_after_load", "stale-after-
 lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
 softmax_axis = One("diagnosis.lines.axis_order:softmax_axis", "softmax-axis")
-regrouped = One("diagnosis.lines.axis_order:regrouped", "softmax-axis")
+regrouped = One("diagnosis.lines.axis_order:regrouped", "softmax-axis", doubtful=True)
 axes_swapped = One("diagnosis.lines.axis_order:axes_swapped", "axes-swapped")
 idle_choice = One("diagnosis.lines.unread_results:idle_choice", "result-unread")
 replaced_sum = One("diagnosis.lines.unread_results:replaced_sum", "result-unread")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from ... import sources
@@ -17,7 +18,7 @@ from ..wording import dataset_culprit, line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from pytest_torchcheck.findings import Finding, Location
 
@@ -86,7 +87,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self.found: tuple[str, Location] | None = None
-        self._alone: dict[tuple[str, int], bool] = {}
+        self._alone: dict[tuple[CodeType, int], bool] = {}
 
     def enter(self, frame: FrameType, _event: str, _value: Any) -> Any:
         """See a call; follow it to its end where nothing takes what it returns."""
@@ -96,9 +97,9 @@ class _Calls:
         file = above.f_code.co_filename
         if sources.rank(frame.f_code.co_filename) == 2 or sources.rank(file) != 2:
             return None
-        place = file, above.f_lineno
+        place = above.f_code, above.f_lasti
         if place not in self._alone:
-            self._alone[place] = _is_alone(*place)
+            self._alone[place] = _is_alone(file, above)
         if not self._alone[place]:
             return None
         given = [(value, _copy(value)) for value in _arguments(frame)]
@@ -112,9 +113,14 @@ class _Calls:
         return leave
 
 
-def _is_alone(file: str, line: int) -> bool:
-    statement = sources.statement(file, line)
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+def _is_alone(file: str, frame: FrameType) -> bool:
+    """Say whether a frame runs a call that is a statement of its own, no argument of another one."""
+    statement = sources.statement(file, frame.f_lineno)
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    value = statement.value
+    span = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    return span == (value.lineno, value.end_lineno, value.col_offset, value.end_col_offset)
 
 
 def _arguments(frame: FrameType) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...explanation import on_line
 from ...findings import Culprit
 from ...probes.numbers.views import order
-from ...verdicts import violated
+from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
     from ...findings import Finding
@@ -100,10 +100,10 @@ def softmax_axis(wrong: list[Averaging]) -> Finding:
 
 
 def regrouped(wrong: list[Regrouped]) -> Finding:
-    """Explain attention over the edges of a graph that is normalised at the other end."""
+    """Explain attention over the edges of a graph that is normalised at the other end; a diffusion is so on purpose."""
     one = wrong[0]
     modules = dict.fromkeys(w.module or "the model" for w in wrong)
-    return violated(
+    return suspicious(
         "softmax-axis",
         "weights of edges sum to one at one end, and are summed at the other",
         culprits=[
@@ -112,7 +112,8 @@ def regrouped(wrong: list[Regrouped]) -> Finding:
         ],
         location=one.made or one.location,
         observed=f"{one.entries} edges; the weights summed for a node add up to {one.low:.3g} to {one.high:.3g}",
-        cause="the weights are normalised by the other row of the edges than the one by which they are summed",
+        cause="the weights are normalised by the other row of the edges than the one by which they are summed: right "
+        "where each node spreads what it has, wrong where each one averages its neighbours",
         because=f"divided by the sums of their groups{on_line(one.made)} they add up to one in each; the sum"
         f"{on_line(one.location)} is over groups of the other row, as which an average has weights of one",
         fix=f"normalise them{on_line(one.made)} by the index that the sum{on_line(one.location)} takes",

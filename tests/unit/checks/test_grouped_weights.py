@@ -58,10 +58,10 @@ def check(how: str) -> Any:
 @pytest.mark.parametrize("how", ["source", "flat"])
 def test_weights_of_the_other_end_are_told_where_they_are_made(how: str) -> None:
     [found] = check(how).findings
-    assert (found.status, found.code) == ("violated", "softmax-axis")
+    assert (found.status, found.code) == ("suspicious", "softmax-axis")
     assert "# BUG" in found.location.text
 
 
 @pytest.mark.parametrize("how", ["target", "dropped", "mean"])
 def test_weights_of_the_end_that_is_summed_are_right(how: str) -> None:
-    assert not [f for f in check(how).findings if f.status == "violated"]
+    assert not [f for f in check(how).findings if f.status in ("violated", "suspicious")]

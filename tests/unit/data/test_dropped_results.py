@@ -54,6 +54,7 @@ class InPlace(Pictures):
         np.random.RandomState(i).shuffle(row)
         np.clip(row, 0, 1, out=row)
         np.fill_diagonal(row, 0)
+        np.abs(np.fft.ifftshift(row), out=row)
         torch.nn.init.zeros_(torch.from_numpy(row)[0])
         return row
 
