@@ -78,10 +78,14 @@ def spread_over(
     )
 
 
+_WHOLE = 0.01
+
+
 def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding:
     """Explain a contrastive loss whose targets do not follow the samples."""
     made = call.target_op
     place = (made.location if made is not None else None) or call.op.location or loss_line(subject)
+    by = f"{change:.0%}" if change >= _WHOLE else f"{change:.1%}"
     return violated(
         "pairs-mixed",
         "the loss that ranks the samples against each other changes with their order",
@@ -89,7 +93,7 @@ def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding
             Culprit("target", "labels", "wrong partners", place),
             Culprit("loss", "loss", call.op.name, call.op.location),
         ],
-        observed=f"the same {size} samples in another order change the loss by at least {change:.1%}",
+        observed=f"the same {size} samples in another order change the loss by at least {by}",
         cause="the class used as target is not each sample's own partner",
         because="with the partners as targets, only the order of the terms of a mean would change",
         fix="use the column of each row's own partner as target: torch.arange(len(logits))",
