@@ -16,6 +16,7 @@ from ..probes.holding.held_by_models import CONTAINERS, Holding, given_to_init, 
 from ..probes.numbers.signals import SignalWatch
 from ..record.hooks import hooked
 from ..runs.hidden import hidden
+from ..runs.liveness.backward_methods import uncalled_backwards
 from ..runs.liveness.idle_rows import without_effect
 from ..runs.liveness.replaced import replaced
 from ..runs.liveness.unread import only_last, unread_results
@@ -152,6 +153,7 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
 
     Where a line runs once for each position of an input and only its last result is read, the other positions
     must still influence the output. What a loop begins at zero it must add to, not replace.
+    A backward that a module defines is called by nobody.
     """
     subject.require_values()
     lost = unread_results(subject)
@@ -169,6 +171,9 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
     silent = [rows for rows in observe(subject).silent if without_effect(subject, rows)]
     if silent and not lost:
         yield explain.unread_rows(subject, silent[0])
+    if uncalled := uncalled_backwards(subject):
+        yield explain.uncalled_backward(subject, uncalled)
+        return
     seen = observe(subject).signals
     idle = [
         (name, module)
