@@ -159,21 +159,12 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
     lost = unread_results(subject)
     for one in lost[:3]:
         yield explain.unread_result(subject, one)
-    if not lost and (sums := replaced(subject)) is not None:
-        yield explain.replaced_sum(subject, sums)
-        return
-    if not lost and (ends := only_last(subject)) is not None:
-        yield explain.only_last(subject, ends)
-        return
-    for choice in observe(subject).signals.idle_choices[:1]:
-        yield explain.idle_choice(subject, choice)
+    if (idle_work := _idle_work(subject, lost=bool(lost))) is not None:
+        yield idle_work
         return
     silent = [rows for rows in observe(subject).silent if without_effect(subject, rows)]
     if silent and not lost:
         yield explain.unread_rows(subject, silent[0])
-    if uncalled := uncalled_backwards(subject):
-        yield explain.uncalled_backward(subject, uncalled)
-        return
     seen = observe(subject).signals
     idle = [
         (name, module)
@@ -211,6 +202,19 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
         because=f"a hook on {name} counted no call",
         fix=f"call {edits.submodule(subject.model, name)} in the forward, or delete line {place.line}",
     )
+
+
+def _idle_work(subject: Subject, *, lost: bool) -> Finding | None:
+    """Return what is computed or written for nothing, where no single result is lost: turns, choices, a backward."""
+    if not lost and (sums := replaced(subject)) is not None:
+        return explain.replaced_sum(subject, sums)
+    if not lost and (ends := only_last(subject)) is not None:
+        return explain.only_last(subject, ends)
+    for choice in observe(subject).signals.idle_choices[:1]:
+        return explain.idle_choice(subject, choice)
+    if uncalled := uncalled_backwards(subject):
+        return explain.uncalled_backward(subject, uncalled)
+    return None
 
 
 def _is_choice(model: nn.Module, name: str, calls: Counter[str]) -> bool:
