@@ -42,7 +42,7 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
     """Call the model in training mode, dropout and torch's norms as in evaluation, and let statistics settle.
 
     A forward gives the same with a graph and without one; the first training step has shown the former.
-    Running statistics of torch's norms hold more than the last batch.
+    Running statistics of torch's norms that hold little but the last batch are suspicious.
     """
     if kept := _forgetful(subject):
         yield explain.forgotten(subject, kept)

@@ -8,7 +8,7 @@ from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...text.wording import names_text
-from ...verdicts import violated
+from ...verdicts import suspicious
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def forgotten(subject: Subject, kept: Mapping[str, float]) -> Finding:
-    """Explain norms that keep less than a tenth of their running statistics in each step.
+    """Explain norms that keep less than a tenth of their running statistics in each step: some are published so.
 
     Args:
         subject: Whose model.
@@ -26,7 +26,7 @@ def forgotten(subject: Subject, kept: Mapping[str, float]) -> Finding:
     name, share = next(iter(kept.items()))
     place = sources.of_parameter(subject.model, name)
     momentum = getattr(subject.model.get_submodule(name), "momentum", 1 - share)
-    return violated(
+    return suspicious(
         "statistics-forgotten",
         f"the running statistics of {names_text(list(kept))} keep {share:.1%} of what they held in each step",
         culprits=[
