@@ -153,7 +153,7 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
 
     Where a line runs once for each position of an input and only its last result is read, the other positions
     must still influence the output. What a loop begins at zero it must add to, not replace.
-    A backward that a module defines is called by nobody.
+    A backward that a module defines is never called.
     """
     subject.require_values()
     lost = unread_results(subject)

@@ -16,7 +16,7 @@ from pytest_torchcheck import sources
 from pytest_torchcheck.data.contents import Contents, has_state
 from pytest_torchcheck.data.generators import is_generator
 from pytest_torchcheck.data.snapshot import Snapshot
-from pytest_torchcheck.objects.peek import attributes
+from pytest_torchcheck.objects.peek import PLAIN, attributes
 from pytest_torchcheck.state.devices import device_loss_told
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def functions_of(*roots: Callable[..., Any] | None) -> list[types.FunctionType]:
             if id(thing) in found or sources.rank(thing.__code__.co_filename) < 2:
                 continue
             found[id(thing)] = thing
-            stack += [cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell)]
+            stack += [cell.cell_contents for cell in thing.__closure__ or () if is_filled(cell)]
             stack += [
                 value
                 for name in thing.__code__.co_names
@@ -48,7 +48,8 @@ def functions_of(*roots: Callable[..., Any] | None) -> list[types.FunctionType]:
     return list(found.values())
 
 
-def _is_filled(cell: types.CellType) -> bool:
+def is_filled(cell: types.CellType) -> bool:
+    """Say whether a variable of a closure has a value yet."""
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -80,7 +81,7 @@ class ClosureState:
             for name, cell in zip(
                 function.__code__.co_freevars, function.__closure__ or (), strict=False
             )
-            if _is_filled(cell)
+            if is_filled(cell)
         ]
         self._globals = [
             (function.__globals__, name, function.__globals__[name])
@@ -259,7 +260,7 @@ def carried_graphs(
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=False
         ):
-            if _is_filled(cell) and not isinstance(cell.cell_contents, torch.nn.Module):
+            if is_filled(cell) and not isinstance(cell.cell_contents, torch.nn.Module):
                 found |= _attached(cell.cell_contents, name)
         for name in {*_assigned_globals(function), *_mutable_globals(function)}:
             if not isinstance(function.__globals__.get(name), torch.nn.Module):
@@ -276,7 +277,7 @@ def holds_any(root: Callable[..., Any] | None, looked_for: Callable[[torch.Tenso
     """Say whether the functions of a step hold a tensor of some kind between calls, in containers or objects too."""
     stack: list[tuple[Any, int]] = [(owner, _DEPTH) for owner in owners_of(root).values()]
     for function in functions_of(root):
-        stack += [(c.cell_contents, _DEPTH) for c in function.__closure__ or () if _is_filled(c)]
+        stack += [(c.cell_contents, _DEPTH) for c in function.__closure__ or () if is_filled(c)]
         stack += [(value, _DEPTH) for value in vars(function).values()]
         stack += [
             (function.__globals__.get(name), _DEPTH)
@@ -303,7 +304,6 @@ _TORCHS_OWN = frozenset(vars(torch.nn.Module()))
 
 
 _DEPTH = 6
-_ATOMS = (bool, int, float, str, type(None))
 
 
 def _attached(value: Any, name: str, depth: int = _DEPTH) -> dict[str, torch.Tensor]:
@@ -311,7 +311,7 @@ def _attached(value: Any, name: str, depth: int = _DEPTH) -> dict[str, torch.Ten
     if isinstance(value, torch.Tensor):
         return {name: value} if value.grad_fn is not None else {}
     kind: type = type(value)
-    if not depth or kind in _ATOMS:
+    if not depth or kind in PLAIN:
         return {}
     parts: Iterator[tuple[str, Any]] = iter(())
     if isinstance(value, dict):

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 NONE: Final[dict[str, Any]] = {}
 """What an object without attributes of its own holds; never written to."""
+PLAIN: Final = (bool, int, float, str, type(None))
+"""Classes of values that hold nothing else; by far the most that a model's attributes are."""
 
 
 def attributes(thing: Any) -> dict[str, Any]:

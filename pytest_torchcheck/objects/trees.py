@@ -15,9 +15,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..text.printable import shown
-from .peek import attribute, attributes, slots
+from .peek import PLAIN, attribute, attributes, slots
 
-_ATOMS = (bool, int, float, str, type(None))
 _DEPTH = 8
 _MOST = 10_000
 
@@ -45,7 +44,7 @@ def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[st
 
 
 def _leaves(value: Any, path: str, depth: int, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, torch.Tensor) or depth == 0 or type(value) in _ATOMS:
+    if isinstance(value, torch.Tensor) or depth == 0 or type(value) in PLAIN:
         yield path, value
         return
     parts = None if id(value) in above else _parts(value)

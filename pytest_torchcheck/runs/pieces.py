@@ -12,7 +12,7 @@ from torch import nn
 
 from .. import sources
 from ..objects import trees
-from ..objects.peek import entries
+from ..objects.peek import PLAIN, entries
 from ..probes.holding.held_by_models import holdings
 from ..state import is_lazy, saved_state
 from ..state.outer import holds_tensors, outer_containers
@@ -122,12 +122,11 @@ def _left_out(model: nn.Module) -> dict[str, Piece]:
 
 
 _OWN = frozenset(vars(nn.Module()))
-_ATOMS = (bool, int, float, str, type(None))
 
 
 def plain(value: Any) -> str | None:
     """Return the text of a value made of numbers and texts only; None for anything else, and for None."""
-    if type(value) in _ATOMS:
+    if type(value) in PLAIN:
         return None if value is None else repr(value)
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         value = value.tolist()
@@ -141,7 +140,7 @@ def plain(value: Any) -> str | None:
             stack.extend(entries(thing))
         elif isinstance(thing, dict):
             stack.extend((*thing.keys(), *thing.values()))
-        elif not isinstance(thing, _ATOMS):
+        elif not isinstance(thing, PLAIN):
             return None
     return repr(value)
 

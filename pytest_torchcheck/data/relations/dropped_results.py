@@ -56,13 +56,14 @@ def dropped(survey: Survey) -> Dropped | None:
     if not part.is_map_style or not survey.samples:
         return None
     indices = [survey.samples[n % len(survey.samples)].index for n in range(_READS)]
-    for number, index in enumerate(indices):
-        watch = _Calls()
-        with put_back(part.dataset, (index,)), traced(watch.enter):
-            read(part.dataset, index, survey.seed + number)
-        if watch.found is not None:
-            function, line = watch.found
-            return Dropped(function=function, index=index, line=line)
+    watch = _Calls()
+    with put_back(part.dataset, tuple(dict.fromkeys(indices))):
+        for number, index in enumerate(indices):
+            with traced(watch.enter):
+                read(part.dataset, index, survey.seed + number)
+            if watch.found is not None:
+                function, line = watch.found
+                return Dropped(function=function, index=index, line=line)
     return None
 
 

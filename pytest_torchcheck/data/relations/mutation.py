@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import sources
-from ...record.lines import traced
 from ...record.tracing import find_line, line_of
 from ..contents import Contents, Held, is_array
 from ..describing import describe_sample, leaves
+from ..explaining.returned_object import given_line
 from ..reading import read, spread
 from ..snapshot import Change, Snapshot, put_back
 
@@ -241,28 +240,16 @@ def trace_buffer(part: Part, found: Rereading, *, seed: int = 0) -> Write | None
         return None
     written = _trace(part, found.buffer, found.overwritten[0], seed, last=True)
     handed = _handed(part, found.buffer, found.overwritten[0], seed)
-    if handed is None or handed.function.endswith("__getitem__"):
-        return written
-    return replace(written, alias=handed)
+    return written if handed is None else replace(written, alias=handed)
 
 
 def _handed(part: Part, held: Held, index: int, seed: int) -> Location | None:
     """Return the line by which a function returns a leaf of the sample that is memory of a stored array."""
     shares = _sharing(held.value)
-    returned: list[tuple[FrameType, int, Any]] = []
-
-    def leave(frame: FrameType, event: str, value: Any) -> Any:
-        if event == "return" and is_array(value) and shares(value):
-            returned.append((frame, frame.f_lineno, value))
-        return leave
-
-    def enter(frame: FrameType, _event: str, _value: Any) -> Any:
-        return leave if sources.rank(frame.f_code.co_filename) == 2 else None
-
-    with put_back(part.dataset, (index,)), traced(enter):
+    with put_back(part.dataset, (index,)):
         sample = read(part.dataset, index, seed + index)
-    parts = [leaf for _, leaf in leaves(sample)]
-    return next((line_of(f.f_code, n) for f, n, v in returned if any(v is p for p in parts)), None)
+    path = next((p for p, leaf in leaves(sample) if is_array(leaf) and shares(leaf)), None)
+    return None if path is None else given_line(part, index, path, seed + index)
 
 
 def _trace(part: Part, held: Held, index: int, seed: int, *, last: bool = False) -> Write:

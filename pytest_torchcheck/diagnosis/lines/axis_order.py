@@ -115,6 +115,6 @@ def regrouped(wrong: list[Regrouped]) -> Finding:
         cause="the weights are normalised by the other row of the edges than the one by which they are summed: right "
         "where each node spreads what it has, wrong where each one averages its neighbours",
         because=f"divided by the sums of their groups{on_line(one.made)} they add up to one in each; the sum"
-        f"{on_line(one.location)} is over groups of the other row, as which an average has weights of one",
+        f"{on_line(one.location)} is over groups of the other row, where an average needs weights that add up to one",
         fix=f"normalise them{on_line(one.made)} by the index that the sum{on_line(one.location)} takes",
     )

@@ -22,7 +22,7 @@ def uncalled_backward(subject: Subject, found: list[Uncalled]) -> Finding:
     kind = one.kind.__name__
     return violated(
         "backward-uncalled",
-        f"{kind}.backward is never called: the gradient passes {names_text(names)} as its forward has it",
+        f"{kind}.backward is never called: autograd differentiates the forward of {names_text(names)} instead",
         culprits=[
             *(
                 Culprit("module", name, kind, sources.of_parameter(subject.model, name))
@@ -32,8 +32,7 @@ def uncalled_backward(subject: Subject, found: list[Uncalled]) -> Finding:
         ],
         location=made or method,
         observed=f"in one training step the forward of {one.name} ran, and its backward did not",
-        cause=f"{kind} is a module: autograd differentiates the forward of a module, and asks only an "
-        "autograd.Function for a backward",
+        cause=f"{kind} is a module, and autograd looks for a backward only in a torch.autograd.Function",
         because=f"{one.name}.backward was replaced by one that notes its calls, and noted none",
         fix=f"move it to a torch.autograd.Function, with backward(ctx, grad) as a static method{on_line(method)}, and "
         "apply that in the forward",

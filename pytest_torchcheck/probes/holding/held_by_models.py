@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ... import sources
-from ...objects.peek import attributes, slots
+from ...objects.peek import PLAIN, attributes, slots
 from ...state.modules import ATOMS, FOREIGN
 from ...state.tensors import is_lazy
 from ...text.printable import shown
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["tensor", "parameter", "module"]
-_FREQUENT = (bool, int, float, str, type(None))
 _SHORT = 16
 _DEPTH = 6
 _MOST = 20_000  # things looked at per attribute: a vocabulary is no place for tensors
@@ -108,7 +107,7 @@ def holdings(model: nn.Module) -> list[Holding]:
         if type(owner) not in of_classes:
             of_classes[type(owner)] = _of_classes(type(owner))
         for name, value in (*_attributes(owner), *of_classes[type(owner)]):
-            if type(value) in _FREQUENT or _is_short_row(value) or isinstance(value, ATOMS):
+            if type(value) in PLAIN or _is_short_row(value) or isinstance(value, ATOMS):
                 continue
             if id(value) in registered or id(value) in empty:
                 continue
@@ -148,7 +147,7 @@ def _is_short_row(value: Any) -> bool:
     return (
         type(value) in (tuple, list)
         and len(value) <= _SHORT
-        and all(type(one) in _FREQUENT for one in value)
+        and all(type(one) in PLAIN for one in value)
     )
 
 
@@ -175,7 +174,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
         path, via, thing, depth = stack.popleft()
-        if type(thing) in _FREQUENT or isinstance(thing, ATOMS):
+        if type(thing) in PLAIN or isinstance(thing, ATOMS):
             continue
         if id(thing) in seen or id(thing) in registered:
             continue

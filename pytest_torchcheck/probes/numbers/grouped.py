@@ -122,7 +122,7 @@ class Groups:
         if (sums := _sums(known.values, groups)) == (1.0, 1.0):
             return
         at = lines()
-        own = [line for line in known.lines if at and _same_function(line, at[0])]
+        own = [line for line in known.lines if at and same_function(line, at[0])]
         self.found.append(
             Regrouped(
                 module=module, entries=len(groups), low=sums[0], high=sums[1],
@@ -155,5 +155,8 @@ def _sums(weights: Tensor, index: Tensor) -> tuple[float, float]:
     return tuple(1.0 if abs(v - 1) < _NEAR else v for v in (low, high))  # type: ignore[return-value]
 
 
-def _same_function(one: Location, two: Location) -> bool:
+def same_function(one: Location | None, two: Location | None) -> bool:
+    """Say whether two lines stand in one function."""
+    if one is None or two is None:
+        return False
     return (one.file, one.function) == (two.file, two.function)

@@ -166,7 +166,7 @@ class SignalWatch(Watch):
                 Seen(
                     kind=type(module).__name__,
                     location=called,
-                    made=next((line for line in made if _same_function(line, called)), None),
+                    made=next((line for line in made if grouped.same_function(line, called)), None),
                     module=weakref.ref(module),
                     parameters=tuple(map(weakref.ref, own)),
                 )
@@ -360,13 +360,6 @@ class SignalWatch(Watch):
         mean = values.mean(dim, keepdim=True)
         kept = rms**2 - _rms(mean) ** 2  # as squares add up, where rounding leaves enough of it
         return math.sqrt(kept) if kept > _APART * rms**2 else _rms(values - mean)
-
-
-def _same_function(first: Location | None, second: Location | None) -> bool:
-    """Say whether two lines stand in one function."""
-    if first is None or second is None:
-        return False
-    return (first.file, first.function) == (second.file, second.function)
 
 
 def _has_own(module: nn.Module) -> bool:
