@@ -82,6 +82,10 @@ class Reads:
             for tensor in new:
                 self._latest[id(tensor)] = made
 
+    def in_order(self, key: Any) -> list[bool]:
+        """Return of each result of the calls that a key stands for whether it was read."""
+        return [bool(m.read) for m in self._every if m.key == key]
+
     def unread(self) -> list[Any]:
         """Return the keys of the calls whose results were never read, and are gone."""
         return [m.key for m in self._every if not m.read and all(map(m.lost, m.tensors))]

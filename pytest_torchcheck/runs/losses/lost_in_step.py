@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...findings import Location
+    from ...probes.recorded.unread import Place
     from ...subject import Subject
 
 
@@ -66,6 +67,8 @@ def lost_loss(subject: Subject) -> LostLoss | None:
             if known is None or known.kind != "overwritten":
                 continue
             again = known.again
+        elif watch.in_order(place) != [False] * lost + [True]:
+            continue  # a turn may be left before its end, by an early stop for one
         where = sources.of_line(place.file, place.span[0] or 0, place.function)
         return LostLoss(calls=calls, lost=lost, location=where, again=again)
     return None
@@ -73,6 +76,10 @@ def lost_loss(subject: Subject) -> LostLoss | None:
 
 class _Losses(UnreadWatch):
     """Follows the numbers with a gradient that no module computes."""
+
+    def in_order(self, place: Place) -> list[bool]:
+        """Return of each number that a line made whether it was read."""
+        return self._reads.in_order(place)
 
     def backward_called(self, root: Tensor) -> None:
         """Count what a backward pass begins at as read."""

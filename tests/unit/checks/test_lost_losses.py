@@ -65,6 +65,18 @@ def one_by_one(model, optimizer, inputs, targets):
     return loss.detach()
 
 
+def stopping(model, optimizer, inputs, targets):
+    """The last loss decides to stop, by another number than itself."""
+    for turn in range(4):
+        scores = model(*inputs)[0]
+        loss = F.cross_entropy(scores, targets)
+        F.cross_entropy(scores, targets).item()
+        if turn == 3:
+            break
+        done = finish(optimizer, loss)
+    return done
+
+
 def logging(model, optimizer, inputs, targets):
     first, second, third = model(*inputs)
     with torch.no_grad():
@@ -87,6 +99,6 @@ def test_a_loss_that_is_replaced_unread_is_told(step: Any) -> None:
     assert "# BUG" in found.location.text
 
 
-@pytest.mark.parametrize("step", [adding, one_by_one, logging])
+@pytest.mark.parametrize("step", [adding, one_by_one, logging, stopping])
 def test_losses_that_are_read_are_right(step: Any) -> None:
     assert not check(step).failing
