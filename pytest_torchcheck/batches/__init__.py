@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_torchcheck.batches.batch import Batch, relayout
-from pytest_torchcheck.batches.layouts import LAYOUTS, Layout
-from pytest_torchcheck.batches.source import BatchSource
+from .batch import Batch, relayout
+from .layouts import LAYOUTS, Layout
+from .source import BatchSource
 
 __all__ = ["LAYOUTS", "Batch", "BatchSource", "Layout", "relayout"]

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from pytest_torchcheck.batches.read import is_dense
-from pytest_torchcheck.batches.resample import Dims, Plan, infer_dims
-from pytest_torchcheck.specs.shapes import Expr, ShapeMismatch, SpecError
+from ..specs.shapes import Expr, ShapeMismatch, SpecError
+from .read import is_dense
+from .resample import Dims, Plan, infer_dims
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_torchcheck.batches.batch import Batch
-    from pytest_torchcheck.specs.sizes import SizeRange
-    from pytest_torchcheck.specs.tensors import TensorSpec
+    from ..specs.sizes import SizeRange
+    from ..specs.tensors import TensorSpec
+    from .batch import Batch
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.batches.describe import describe_tensor
-from pytest_torchcheck.batches.layouts import LAYOUTS, Layout, relayout_tensor
-from pytest_torchcheck.specs.walk import rebuild, walk
+from ..specs.walk import rebuild, walk
+from .describe import describe_tensor
+from .layouts import LAYOUTS, Layout, relayout_tensor
 
 Origin = Literal["real", "drawn"]
 

@@ -7,13 +7,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.batches.axes import guess_sizes, plan_axes, read_sizes
-from pytest_torchcheck.batches.batch import Batch, split_inputs
-from pytest_torchcheck.batches.filling import Filling
-from pytest_torchcheck.batches.read import is_fixed, read
-from pytest_torchcheck.specs.same import shaped
-from pytest_torchcheck.specs.shapes import Expr, SpecError
-from pytest_torchcheck.specs.sizes import (
+from ..specs.same import shaped
+from ..specs.shapes import Expr, SpecError
+from ..specs.sizes import (
     DEFAULT_HIGH,
     Size,
     SizeRange,
@@ -21,13 +17,17 @@ from pytest_torchcheck.specs.sizes import (
     parse_sizes,
     settle,
 )
-from pytest_torchcheck.specs.trees import as_spec_tree, spec_leaves
+from ..specs.trees import as_spec_tree, spec_leaves
+from .axes import guess_sizes, plan_axes, read_sizes
+from .batch import Batch, split_inputs
+from .filling import Filling
+from .read import is_fixed, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pytest_torchcheck.batches.resample import Dims, Plan
-    from pytest_torchcheck.specs.tensors import TensorSpec
+    from ..specs.tensors import TensorSpec
+    from .resample import Dims, Plan
 
 BATCH_HIGH = 8
 """Largest size of the batch's symbol for which no range was declared."""

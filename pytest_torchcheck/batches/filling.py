@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.batches.batch import Batch
-from pytest_torchcheck.batches.read import is_dense
-from pytest_torchcheck.batches.recipe import Recipe, kept_by_bits, with_edge
-from pytest_torchcheck.specs.domains import Context, Unit
-from pytest_torchcheck.specs.structures import StructureSpec
-from pytest_torchcheck.specs.tensors import TensorSpec
+from ..specs.domains import Context, Unit
+from ..specs.structures import StructureSpec
+from ..specs.tensors import TensorSpec
+from .batch import Batch
+from .read import is_dense
+from .recipe import Recipe, kept_by_bits, with_edge
 
 Grids = Mapping[str, tuple[int, ...]]
 

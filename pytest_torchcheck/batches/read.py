@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from pytest_torchcheck.batches.batch import Batch, split_inputs
-from pytest_torchcheck.specs.shapes import SpecError
-from pytest_torchcheck.state import isolated, seed_everything
+from ..specs.shapes import SpecError
+from ..state import isolated, seed_everything
+from .batch import Batch, split_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

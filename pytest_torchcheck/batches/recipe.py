@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.batches.read import is_dense
-from pytest_torchcheck.specs.domains import Domain, Normal, Unit
-from pytest_torchcheck.specs.noise import Stream
+from ..specs.domains import Domain, Normal, Unit
+from ..specs.noise import Stream
+from .read import is_dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_torchcheck.batches.layouts import Layout
-    from pytest_torchcheck.specs.tensors import TensorSpec
+    from ..specs.tensors import TensorSpec
+    from .layouts import Layout
 
 Edge = Literal[
     "plain", "zeros", "constant", "large", "tiny", "subnormal", "negative-zero", "nan", "infinity"

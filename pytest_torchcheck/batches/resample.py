@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.specs.shapes import Expr
+from ..specs.shapes import Expr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_torchcheck.batches.read import is_dense
-from pytest_torchcheck.batches.resample import Dims, resample, row_index
+from .read import is_dense
+from .resample import Dims, resample, row_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from pytest_torchcheck.specs.domains import Context
-    from pytest_torchcheck.specs.tensors import TensorSpec
+    from ..specs.domains import Context
+    from ..specs.tensors import TensorSpec
 
 IGNORED = -100
 """The label that torch's losses leave out by default."""

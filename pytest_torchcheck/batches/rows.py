@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pytest_torchcheck.objects import trees
+from ..objects import trees
 
 
 def take_rows(tensor: Tensor, axis: int, index: Tensor) -> Tensor:

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.batches.batch import Batch, clone_tensor, relayout
-from pytest_torchcheck.batches.describe import describe_tensor
-from pytest_torchcheck.batches.filling import last_part
-from pytest_torchcheck.batches.read import is_dense, is_fixed, read
-from pytest_torchcheck.batches.recipe import Recipe
-from pytest_torchcheck.batches.resizing import IGNORED, Resizing, Rows, counted, row_indices
-from pytest_torchcheck.batches.rows import take_rows
-from pytest_torchcheck.specs.shapes import Expr, SpecError
-from pytest_torchcheck.specs.trees import spec_leaves
-
+from ..specs.shapes import Expr, SpecError
+from ..specs.trees import spec_leaves
+from .batch import Batch, clone_tensor, relayout
 from .declared import Declared
+from .describe import describe_tensor
+from .filling import last_part
+from .read import is_dense, is_fixed, read
+from .recipe import Recipe
+from .resizing import IGNORED, Resizing, Rows, counted, row_indices
+from .rows import take_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

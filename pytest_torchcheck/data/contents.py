@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Location
-
+from .. import sources
+from ..findings import Location
 from ..objects import trees
 from ..objects.held import names_in
 from .generators import is_generator

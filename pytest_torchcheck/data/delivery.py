@@ -31,17 +31,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import DataLoader
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.state import isolated, seed_process
-
+from .. import sources
 from ..record.tracing import line_at
+from ..state import isolated, seed_process
 from . import zygote
 from .plan import LoaderPlan, Part, indices
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.contracts import Contract
-    from pytest_torchcheck.findings import Location
-
+    from ..contracts import Contract
+    from ..findings import Location
     from .relations.worker_agreement import Told
 
 BATCHES = 2

@@ -16,9 +16,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pytest_torchcheck.state import isolated, seed_process
-
 from ..record.modes import Functions
+from ..state import isolated, seed_process
 from .describing import describe_sample
 from .drawing import MOST_INDICES, kept_samplers, sampler_of
 from .plan import Part, indices

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from pytest_torchcheck import sources
-
+from .. import sources
 from ..text.printable import message_of
 from .contents import locate
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Location
+    from ..findings import Location
 
 Kind = Literal[
     "lambda", "local function", "local class", "open file", "lock", "generator", "module", "CUDA tensor",

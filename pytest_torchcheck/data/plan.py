@@ -18,10 +18,10 @@ from torch.utils.data import (
     default_collate,
 )
 
-from pytest_torchcheck import sources
+from .. import sources
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Location
+    from ..findings import Location
 
 EVALUATION_ROLES = ("eval", "evaluation", "val", "valid", "validation", "test")
 

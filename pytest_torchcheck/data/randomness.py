@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-
+from .. import sources
 from ..record.tracing import Given, find_line, locals_by_line, unlike
 from .generators import fingerprint, global_generators, is_generator
 from .simulation import WorkerRun, Workers
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ..findings import Location
     from .plan import Part
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import deadline, sources
-from pytest_torchcheck.state import seed_process
-
+from .. import deadline, sources
+from ..state import seed_process
 from ..text.printable import message_of
 from .describing import Sample, describe_sample
 from .snapshot import put_back
@@ -17,8 +16,7 @@ from .snapshot import put_back
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.findings import Location
-
+    from ..findings import Location
     from .plan import Part
 
 MOST_SAMPLES = 256

@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.probes.numbers.finiteness import find_nonfinite
-from pytest_torchcheck.state import isolated
-
+from ..probes.numbers.finiteness import find_nonfinite
 from ..record.tracing import find_line, line_of
+from ..state import isolated
 from .contents import Contents, Held, is_array
 from .describing import Leaf, describe_leaf, leaves, target_path
 from .reading import read
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ..findings import Location
     from .plan import Part
     from .validity import Deviation
 

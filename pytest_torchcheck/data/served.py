@@ -13,8 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-
+from .. import sources
 from ..text.printable import message_of
 
 if TYPE_CHECKING:

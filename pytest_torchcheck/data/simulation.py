@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from pytest_torchcheck.state import isolated
-
+from ..state import isolated
 from .contents import Contents, Held
 from .describing import describe_sample
 from .generators import fingerprint, global_generators

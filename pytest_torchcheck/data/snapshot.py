@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchcheck.state import isolated
-
+from ..state import isolated
 from .contents import Contents, Held, is_object_array
 from .generators import generator_state, set_generator_state
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.state import isolated, seed_process
-
+from .. import sources
 from ..objects import trees
+from ..state import isolated, seed_process
 from ..text.printable import message_of
 from .contents import Contents
 from .drawing import kept_samplers
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pytest_torchcheck.findings import Location
-
+    from ..findings import Location
     from .describing import Leaf, Sample
     from .plan import Part
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Location
+from .. import sources
+from ..findings import Culprit, Location
 
 if TYPE_CHECKING:
     from .plan import Part

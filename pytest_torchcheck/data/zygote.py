@@ -129,8 +129,7 @@ def serve() -> None:
     """Import what every worker needs, and fork one off for every line of stdin; ends with it."""
     import torch.utils.data  # noqa: F401  # for the workers
 
-    from pytest_torchcheck import Contract  # noqa: F401  # as modules that declare one do
-
+    from .. import Contract  # noqa: F401  # as modules that declare one do
     from . import served  # needed in the zygote alone
 
     gc.freeze()  # a worker's collections would copy every page of what was imported here

@@ -17,12 +17,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.record.tracing import line_of
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.errors import SubjectError, UnmeasurableError
-from pytest_torchcheck.subject.gradients import clear_gradients
-
+from .. import sources
+from ..record.tracing import line_of
+from ..state import seed_everything
+from ..subject.errors import SubjectError, UnmeasurableError
+from ..subject.gradients import clear_gradients
 from .closures import kept
 from .micro import (
     call_micro_step,
@@ -37,9 +36,9 @@ from .naming import name_called_on, user_frame
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
+    from ..batches import Batch
+    from ..findings import Location
+    from ..subject import Subject
 
 Gradients = dict[str, torch.Tensor]
 

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit
-from pytest_torchcheck.record.tracing import Watcher, line_of
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
-
+from .. import sources
+from ..findings import Culprit
+from ..record.tracing import Watcher, line_of
+from ..state import seed_everything
+from ..subject.errors import SubjectError
 from ..subject.remembered import remembered
 from .closures import carried_graphs
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
+    from ..findings import Location
+    from ..subject import Subject
 
 from .replay import replay
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.data.contents import Contents, has_state
-from pytest_torchcheck.data.generators import is_generator
-from pytest_torchcheck.data.snapshot import Snapshot
-from pytest_torchcheck.objects.peek import PLAIN, attributes
-from pytest_torchcheck.state.devices import device_loss_told
+from .. import sources
+from ..data.contents import Contents, has_state
+from ..data.generators import is_generator
+from ..data.snapshot import Snapshot
+from ..objects.peek import PLAIN, attributes
+from ..state.devices import device_loss_told
 
 if TYPE_CHECKING:
     from collections.abc import Callable

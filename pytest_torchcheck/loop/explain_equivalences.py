@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.explanation import counted
-from pytest_torchcheck.findings import Culprit, Finding
-
+from .. import sources
+from ..explanation import counted
+from ..findings import Culprit, Finding
 from ..verdicts import suspicious, violated
 from .traces.wording import at, call, few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchcheck.findings import Location
-
+    from ..findings import Location
     from .accumulation import Comparison
     from .resume import Resumption
     from .trace import Event, OptimizerStep, Trace

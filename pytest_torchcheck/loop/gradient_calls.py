@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pytest_torchcheck.probes.recorded.watch import version_of
-
 from .. import sources
+from ..probes.recorded.watch import version_of
 from .naming import is_spent, iterator_lines, name_in, user_frame
 from .notes import Notes
 from .trace import Backward, Clip, Event
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Location
+    from ..findings import Location
 
 
 class GradientCalls(Notes):

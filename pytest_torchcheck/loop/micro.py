@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_torchcheck.specs import Labels
-from pytest_torchcheck.subject.errors import UnmeasurableError
+from ..specs import Labels
+from ..subject.errors import UnmeasurableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.subject import Subject
+    from ..batches import Batch
+    from ..subject import Subject
 
 _COUNTS = (
     "n",

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pytest_torchcheck import sources
+from .. import sources
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-    from pytest_torchcheck.findings import Location
+    from ..findings import Location
 
 
 def user_frame(*, within: CodeType | None = None) -> FrameType | None:

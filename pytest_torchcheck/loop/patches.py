@@ -13,7 +13,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pytest_torchcheck import compiler
+from .. import compiler
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called in place of a function, with the original and the arguments; returns what it returns."""

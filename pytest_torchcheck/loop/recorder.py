@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_torchcheck.probes.gradient.switched_off import gradients_off_line
-from pytest_torchcheck.subject.errors import SubjectError
-from pytest_torchcheck.subject.optimizers import step_schedulers
-
+from ..probes.gradient.switched_off import gradients_off_line
+from ..subject.errors import SubjectError
+from ..subject.optimizers import step_schedulers
 from ..subject.remembered import remembered
 from .checkpoints import is_torchs
 from .gradient_calls import GradientCalls
@@ -27,8 +26,8 @@ from .traces.reseeding import generator_states
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pytest_torchcheck.adapters import Scheduled
-    from pytest_torchcheck.subject import Subject
+    from ..adapters import Scheduled
+    from ..subject import Subject
 
 STEPS = 4
 

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_torchcheck.record.tracing import Watcher, find_line, line_of
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
-
+from ..record.tracing import Watcher, find_line, line_of
+from ..state import seed_everything
+from ..subject.errors import SubjectError
 from .steps import StepWatch, begun, take_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
+    from ..findings import Location
+    from ..subject import Subject
 
 
 def replay(

@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_torchcheck.data.contents import Contents
-from pytest_torchcheck.data.generators import generator_state, is_generator, set_generator_state
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.state import ModuleState, seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
-from pytest_torchcheck.subject.gradients import clear_gradients
-from pytest_torchcheck.subject.optimizers import step_schedulers
-
+from ..data.contents import Contents
+from ..data.generators import generator_state, is_generator, set_generator_state
+from ..objects import trees
 from ..runs.training.few import later_batch, seed_of
 from ..runs.training.observation import checksums
 from ..runs.training.steps import trajectory
+from ..state import ModuleState, seed_everything
+from ..subject.errors import SubjectError
+from ..subject.gradients import clear_gradients
+from ..subject.optimizers import step_schedulers
 from .checkpoints import CHECKPOINT, copied, counterparts, is_torchs, pieces_of
 from .closures import ClosureState
 from .patches import listening
@@ -36,7 +35,7 @@ from .unsaved import Carried, Missing, give, plain_values, take, unsaved
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.subject import Subject
+    from ..subject import Subject
 
 STEPS = 2
 LATER = 6

@@ -6,18 +6,17 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.record.tracing import find_line, line_of
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.gradients import clear_gradients
-
+from .. import sources
+from ..record.tracing import find_line, line_of
+from ..state import seed_everything
+from ..subject.gradients import clear_gradients
 from .naming import is_spent, iterator_lines
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
+    from ..findings import Location
+    from ..subject import Subject
 
 
 @dataclass(frozen=True, slots=True)

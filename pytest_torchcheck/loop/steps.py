@@ -6,19 +6,19 @@ import contextlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.adapters import LoopUnavailableError
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
-from pytest_torchcheck.subject.gradients import clear_gradients
+from ..adapters import LoopUnavailableError
+from ..state import seed_everything
+from ..subject.errors import SubjectError
+from ..subject.gradients import clear_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
-    from pytest_torchcheck.adapters import Loop, Scheduled
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.subject import Subject
+    from ..adapters import Loop, Scheduled
+    from ..batches import Batch
+    from ..subject import Subject
 
 
 class _EnoughError(Exception):

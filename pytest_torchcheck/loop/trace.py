@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject.errors import SubjectError
-
+    from ..findings import Location
+    from ..subject.errors import SubjectError
     from .traces.rates_ahead import Ahead
 
 Kind = Literal[

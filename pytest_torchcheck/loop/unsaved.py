@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pytest_torchcheck.data.contents import Contents, Held
-from pytest_torchcheck.data.describing import describe_leaf
-from pytest_torchcheck.data.generators import is_generator
+from ..data.contents import Contents, Held
+from ..data.describing import describe_leaf
+from ..data.generators import is_generator
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Location
+    from ..findings import Location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

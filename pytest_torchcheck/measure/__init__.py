@@ -6,10 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.probes.holding.leaks import Leak, find_leak
-    from pytest_torchcheck.probes.memory import Holding, MemoryProfile
-    from pytest_torchcheck.probes.memory.fake import Unmeasurable
-
+    from ..probes.holding.leaks import Leak, find_leak
+    from ..probes.memory import Holding, MemoryProfile
+    from ..probes.memory.fake import Unmeasurable
     from .budget import LargestBatch, OutOfMemory, assert_fits, largest_batch
     from .growth import Growth, measure_growth
     from .memory import measure_memory

@@ -7,26 +7,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.codes import memory as explain
-from pytest_torchcheck.declared.limits import DeclarationError
-from pytest_torchcheck.findings import ContractViolation
-from pytest_torchcheck.measure.memory import attempt
-from pytest_torchcheck.measure.steps import StepFailed, Tracked, subject_for, track
-from pytest_torchcheck.probes.memory.allocations import OutOfBudget
-from pytest_torchcheck.probes.memory.profile import Holding, MemoryProfile
-from pytest_torchcheck.probes.memory.replay import build_profile
-from pytest_torchcheck.text.units import parse_bytes
-
+from .. import sources
+from ..codes import memory as explain
+from ..declared.limits import DeclarationError
+from ..findings import ContractViolation
+from ..probes.memory.allocations import OutOfBudget
+from ..probes.memory.profile import Holding, MemoryProfile
+from ..probes.memory.replay import build_profile
 from ..text.printable import message_of
+from ..text.units import parse_bytes
+from .memory import attempt
+from .steps import StepFailed, Tracked, subject_for, track
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchcheck.contracts import Contract
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.measure.plain_step import StepKind
-    from pytest_torchcheck.subject import Subject
+    from ..contracts import Contract
+    from ..findings import Location
+    from ..subject import Subject
+    from .plain_step import StepKind
 
 _HIGHEST = 2**40
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.text.units import format_bytes
+from ..text.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from pytest_torchcheck.declared.limits import DeclarationError
-from pytest_torchcheck.probes.memory.fake import Unmeasurable
-from pytest_torchcheck.probes.memory.profile import NOWHERE, Holding, MemoryProfile
-from pytest_torchcheck.probes.memory.replay import build_profile, location_of
-
+from ..declared.limits import DeclarationError
+from ..probes.memory.fake import Unmeasurable
+from ..probes.memory.profile import NOWHERE, Holding, MemoryProfile
+from ..probes.memory.replay import build_profile, location_of
 from ..text.units import format_seconds
 from .clock import seconds_at, upper_power
 from .fit import Law, fit_power
@@ -20,14 +19,13 @@ from .steps import FlopShare, Tracked, subject_for, track
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchcheck.contracts import Contract
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.probes.memory.allocations import Allocation
-    from pytest_torchcheck.probes.memory.profile import Category
-    from pytest_torchcheck.probes.memory.tracker import MemoryTracker
-    from pytest_torchcheck.subject import Subject
-
+    from ..contracts import Contract
     from ..declared.speeds import Kind
+    from ..findings import Location
+    from ..probes.memory.allocations import Allocation
+    from ..probes.memory.profile import Category
+    from ..probes.memory.tracker import MemoryTracker
+    from ..subject import Subject
     from .plain_step import StepKind
 
 _POINTS = 6

@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.state import ModuleState, is_lazy, seed_everything
-from pytest_torchcheck.subject.errors import SubjectError, UnmeasurableError
-from pytest_torchcheck.subject.losses import probe_loss
-from pytest_torchcheck.text.printable import message_of
-
+from ..objects import trees
 from ..record.hooks import hooked
+from ..state import ModuleState, is_lazy, seed_everything
+from ..subject.errors import SubjectError, UnmeasurableError
+from ..subject.losses import probe_loss
+from ..text.printable import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.subject import Subject
+    from ..batches import Batch
+    from ..subject import Subject
 
 NO_ORACLE = "no-oracle"
 """Code where nothing exact is there to compare with."""

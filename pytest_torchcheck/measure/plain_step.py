@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.probes.memory.allocations import STOPS
-from pytest_torchcheck.subject.losses import no_gradient
-from pytest_torchcheck.subject.optimizers import optimizers_of
-
+from ..objects import trees
+from ..probes.memory.allocations import STOPS
 from ..stepping import take_step
+from ..subject.losses import no_gradient
+from ..subject.optimizers import optimizers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.subject import Subject
+    from ..batches import Batch
+    from ..subject import Subject
 
 
 StepKind = Literal["training", "inference"]

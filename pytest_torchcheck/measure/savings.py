@@ -8,27 +8,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.contracts import Contract
-from pytest_torchcheck.findings import ContractViolation, Culprit, Finding
-from pytest_torchcheck.measure.memory import attempt
-from pytest_torchcheck.measure.steps import subject_for, track
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.probes.memory.allocations import PHASES, STOPS
-from pytest_torchcheck.probes.memory.fake import Unmeasurable
-from pytest_torchcheck.probes.memory.profile import CATEGORIES, MemoryProfile
-from pytest_torchcheck.probes.memory.replay import build_profile
-from pytest_torchcheck.probes.memory.tracker import MemoryTracker
-from pytest_torchcheck.state import isolated, seed_everything
-from pytest_torchcheck.text.units import format_bytes, parse_share
-
+from .. import sources
+from ..contracts import Contract
+from ..findings import ContractViolation, Culprit, Finding
+from ..objects import trees
+from ..probes.memory.allocations import PHASES, STOPS
+from ..probes.memory.fake import Unmeasurable
+from ..probes.memory.profile import CATEGORIES, MemoryProfile
+from ..probes.memory.replay import build_profile
+from ..probes.memory.tracker import MemoryTracker
+from ..state import isolated, seed_everything
+from ..text.units import format_bytes, parse_share
 from ..verdicts import violated
+from .memory import attempt
+from .steps import subject_for, track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.measure.plain_step import StepKind
+    from ..batches import Batch
+    from .plain_step import StepKind
 
 What = Literal[
     "total", "forward", "loss", "backward", "optimizer",

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pytest_torchcheck.contracts import Contract
-from pytest_torchcheck.declared.limits import DTYPES, DeclarationError
-from pytest_torchcheck.probes.memory.fake import (
+from ..contracts import Contract
+from ..declared.limits import DTYPES, DeclarationError
+from ..probes.memory.fake import (
     Unmeasurable,
     as_fake,
     build,
@@ -22,21 +22,20 @@ from pytest_torchcheck.probes.memory.fake import (
     fake_mode,
     fake_tensor,
 )
-from pytest_torchcheck.probes.memory.replay import build_profile
-from pytest_torchcheck.probes.memory.tracker import MemoryTracker
-from pytest_torchcheck.state import isolated, seed_everything
-from pytest_torchcheck.subject import Subject
-from pytest_torchcheck.subject.errors import SubjectError
-from pytest_torchcheck.subject.gradients import clear_gradients
-
+from ..probes.memory.replay import build_profile
+from ..probes.memory.tracker import MemoryTracker
+from ..state import isolated, seed_everything
+from ..subject import Subject
+from ..subject.errors import SubjectError
+from ..subject.gradients import clear_gradients
 from ..text.printable import message_of
 from .plain_step import StepKind, user_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.probes.memory.profile import MemoryProfile
+    from ..batches import Batch
+    from ..probes.memory.profile import MemoryProfile
 
 _REAL_BATCH = (
     2**28

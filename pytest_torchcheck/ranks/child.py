@@ -22,11 +22,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.hardware import accelerator
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.state import seed_everything
-
+from .. import sources
+from ..hardware import accelerator
+from ..objects import trees
+from ..state import seed_everything
 from ..storage.files import write_whole
 from ..text.printable import message_of
 from . import checkpoint, epochs, sharding, statistics
@@ -52,7 +51,7 @@ from .rank import Rank
 from .sending import load
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.batches import Batch
+    from ..batches import Batch
 
 STEPS = 3
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding, Location
-from pytest_torchcheck.loop.closures import functions_of
-
+from .. import sources
+from ..findings import Culprit, Finding, Location
+from ..loop.closures import functions_of
 from ..verdicts import violated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchcheck.subject import Subject
+    from ..subject import Subject
 
 
 TIGHT = 1e-6

@@ -13,14 +13,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.state import seed_everything
+from .. import sources
+from ..objects import trees
+from ..state import seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pytest_torchcheck.findings import Location
+    from ..findings import Location
 
 _PROBED = 4
 _HASHED_BYTES = 1 << 16

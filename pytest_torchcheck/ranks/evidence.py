@@ -12,8 +12,8 @@ from .launch import Outcome, run
 from .sending import PROMISED, NotSendable, Program, part_of
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.subject import Subject
+    from ..batches import Batch
+    from ..subject import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

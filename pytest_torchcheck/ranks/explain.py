@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding, Location
-
+from .. import sources
+from ..findings import Culprit, Finding, Location
 from ..verdicts import suspicious, violated
 from .differences import (
     TIGHT,
@@ -23,8 +22,7 @@ from .differences import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pytest_torchcheck.subject import Subject
-
+    from ..subject import Subject
     from .launch import Outcome
 
 _DURING: Final = {

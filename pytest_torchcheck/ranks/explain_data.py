@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from .. import sources
+from ..findings import Culprit, Finding
 from ..verdicts import suspicious, violated
 from .explain import broken, stopped_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
-
+    from ..findings import Location
+    from ..subject import Subject
     from .epochs import Pass
     from .launch import Outcome
 

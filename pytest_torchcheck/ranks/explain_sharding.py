@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from .. import sources
+from ..findings import Culprit, Finding
 from ..verdicts import violated
 from .differences import culprits_of, line, listed, tie_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
-
+    from ..findings import Location
+    from ..subject import Subject
     from .launch import Outcome
 
 _SHARD = r"fully_shard"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ..findings import Culprit, Finding
 from ..verdicts import suspicious, violated
 from .differences import (
     TIGHT,
@@ -21,8 +20,7 @@ from .differences import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.subject import Subject
-
+    from ..subject import Subject
     from .launch import Outcome
 
 

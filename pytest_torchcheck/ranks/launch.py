@@ -15,14 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Location
-
+from .. import sources
+from ..findings import Location
 from .sending import dump
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.contracts import Contract
-
+    from ..contracts import Contract
     from .sending import Program
 
 START_SECONDS = 120.0

@@ -12,12 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_torchcheck.state import is_lazy, seed_everything
-from pytest_torchcheck.subject.losses import own_loss
-from pytest_torchcheck.subject.optimizers import default_optimizer
-
 from ..declared.callables import loss_of
+from ..state import is_lazy, seed_everything
 from ..storage.files import write_whole
+from ..subject.losses import own_loss
+from ..subject.optimizers import default_optimizer
 from .batch_norms import plain
 from .comparing import Gradients, cast_to, gradients_of, quiet, sample_mean
 from .sending import Program, load
@@ -25,7 +24,7 @@ from .sending import Program, load
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_torchcheck.batches import Batch
+    from ..batches import Batch
 
 
 class Rank:

@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pytest_torchcheck import sources
-
+from .. import sources
 from ..text.printable import message_of
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.contracts import Contract
+    from ..batches import Batch
+    from ..contracts import Contract
 
 FIELDS = ("model", "loss", "optimizer", "train_step", "epochs", "save", "load", "wrap", "meta")
 PROMISED = {

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytest_torchcheck.objects import trees
-
+from ..objects import trees
 from .comparing import compare, quiet, ties, worst_of
 
 if TYPE_CHECKING:

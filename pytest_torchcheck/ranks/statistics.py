@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytest_torchcheck.objects import trees
-
+from ..objects import trees
 from .batch_norms import plain
 from .comparing import compare, gradients_of, sample_mean
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from torch.nn.modules import module as _modules
 
-from pytest_torchcheck import sources
-
+from .. import sources
 from .tracing import expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import CodeType, FrameType
 
-    from pytest_torchcheck.findings import Location
+    from ..findings import Location
 
 _SELF = ("self", "cls")
 _OF_OBJECTS = ("__call__", "__init__", "forward")

@@ -15,13 +15,12 @@ from opcode import opname
 from types import CodeType, FrameType
 from typing import Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Location
-from pytest_torchcheck.record.lines import traced
-
+from .. import sources
 from ..data.contents import is_array
 from ..data.describing import describe_leaf
 from ..data.generators import fingerprint, is_generator
+from ..findings import Location
+from .lines import traced
 
 
 def line_of(code: CodeType, line: int) -> Location:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.text.units import format_bytes
+from ..text.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_torchcheck.specs.kinds import (
+from .kinds import (
     Edges,
     Images,
     Lengths,
@@ -11,13 +11,13 @@ from pytest_torchcheck.specs.kinds import (
     Probabilities,
     UnitVectors,
 )
-from pytest_torchcheck.specs.same import Same
-from pytest_torchcheck.specs.shape_parsing import parse_shape
-from pytest_torchcheck.specs.shapes import Shape, ShapeMismatch, SpecError
-from pytest_torchcheck.specs.sizes import SizeRange, parse_sizes
-from pytest_torchcheck.specs.structures import Nested, Packed, Sparse
-from pytest_torchcheck.specs.tensors import Floats, Ints, Labels, Mask, TensorSpec, Tokens
-from pytest_torchcheck.specs.trees import as_spec_tree
+from .same import Same
+from .shape_parsing import parse_shape
+from .shapes import Shape, ShapeMismatch, SpecError
+from .sizes import SizeRange, parse_sizes
+from .structures import Nested, Packed, Sparse
+from .tensors import Floats, Ints, Labels, Mask, TensorSpec, Tokens
+from .trees import as_spec_tree
 
 __all__ = [
     "Edges", "Floats", "Images", "Ints", "Labels", "Lengths", "Mask", "Nested", "OneHot", "Packed", "Positions",

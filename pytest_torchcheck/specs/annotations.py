@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from pytest_torchcheck.specs.shapes import SpecError
-from pytest_torchcheck.specs.tensors import Mask, TensorSpec
-from pytest_torchcheck.specs.trees import as_spec_tree
+from .shapes import SpecError
+from .tensors import Mask, TensorSpec
+from .trees import as_spec_tree
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping

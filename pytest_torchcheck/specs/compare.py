@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.specs.shapes import ShapeMismatch
-from pytest_torchcheck.specs.tensors import TensorSpec
-from pytest_torchcheck.specs.trees import spec_leaves
+from ..objects import trees
+from .shapes import ShapeMismatch
+from .tensors import TensorSpec
+from .trees import spec_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

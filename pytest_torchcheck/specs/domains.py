@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.specs import noise
-from pytest_torchcheck.specs.shapes import SpecError
+from . import noise
+from .shapes import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from pytest_torchcheck.specs.domains import EdgeIndex, Integers, Rows, Uniform
-from pytest_torchcheck.specs.sequences import Lengths as LengthsDomain
-from pytest_torchcheck.specs.sequences import Monotone
-from pytest_torchcheck.specs.shapes import SpecError
-from pytest_torchcheck.specs.tensors import TensorSpec, parse_dtype
+from .domains import EdgeIndex, Integers, Rows, Uniform
+from .sequences import Lengths as LengthsDomain
+from .sequences import Monotone
+from .shapes import SpecError
+from .tensors import TensorSpec, parse_dtype
 
 
 class Images(TensorSpec):

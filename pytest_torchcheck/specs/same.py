@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.specs.domains import Context, Domain, Unit
-from pytest_torchcheck.specs.shapes import SpecError
-from pytest_torchcheck.specs.tensors import TensorSpec
-from pytest_torchcheck.specs.walk import rebuild
+from .domains import Context, Domain, Unit
+from .shapes import SpecError
+from .tensors import TensorSpec
+from .walk import rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

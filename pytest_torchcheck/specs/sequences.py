@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.specs.domains import Context, Domain, Unit, uniforms, whole, whole_numbers
-from pytest_torchcheck.specs.shapes import SpecError
+from .domains import Context, Domain, Unit, uniforms, whole, whole_numbers
+from .shapes import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from pytest_torchcheck.specs.shape_parsing import parse_relation
-from pytest_torchcheck.specs.shapes import Expr, SpecError
+from .shape_parsing import parse_relation
+from .shapes import Expr, SpecError
 
 DEFAULT_HIGH = 16
 """Largest size of a symbol for which no range was declared."""

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from pytest_torchcheck.specs.sequences import Lengths
-from pytest_torchcheck.specs.shapes import SpecError
-from pytest_torchcheck.specs.tensors import TensorSpec
+from .sequences import Lengths
+from .shapes import SpecError
+from .tensors import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from pytest_torchcheck.specs.domains import Context, Domain, Unit
+    from .domains import Context, Domain, Unit
 
 SparseLayout = Literal["coo", "csr"]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.specs.domains import (
+from ..text.calls import Declaring
+from .domains import (
     Context,
     Domain,
     Integers,
@@ -16,10 +17,9 @@ from pytest_torchcheck.specs.domains import (
     Unit,
     default_domain,
 )
-from pytest_torchcheck.specs.sequences import ClassLabels, Masks, TokenIds
-from pytest_torchcheck.specs.shape_parsing import parse_shape
-from pytest_torchcheck.specs.shapes import Shape, ShapeMismatch, SpecError
-from pytest_torchcheck.text.calls import Declaring
+from .sequences import ClassLabels, Masks, TokenIds
+from .shape_parsing import parse_shape
+from .shapes import Shape, ShapeMismatch, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from pytest_torchcheck.specs.shape_parsing import parse_shape
-from pytest_torchcheck.specs.shapes import SpecError
-from pytest_torchcheck.specs.tensors import TensorSpec
-from pytest_torchcheck.specs.walk import rebuild, walk
+from .shape_parsing import parse_shape
+from .shapes import SpecError
+from .tensors import TensorSpec
+from .walk import rebuild, walk
 
 
 def as_spec_tree(value: Any, field: str) -> Any:

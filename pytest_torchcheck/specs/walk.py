@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from pytest_torchcheck.objects.peek import attributes
-from pytest_torchcheck.text.printable import shown
+from ..objects.peek import attributes
+from ..text.printable import shown
 
 DEPTH = 8
 """Objects inside objects are not entered further than this."""

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.strategies.annotations import Signature, register, specs_from_signature
-    from pytest_torchcheck.strategies.drawing import batches, tensors
-    from pytest_torchcheck.strategies.parts import devices, dtypes, layouts, shapes
-    from pytest_torchcheck.strategies.sequence import examples
+    from .annotations import Signature, register, specs_from_signature
+    from .drawing import batches, tensors
+    from .parts import devices, dtypes, layouts, shapes
+    from .sequence import examples
 
 _HOME = {
     "batches": "drawing",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from pytest_torchcheck.batches.source import BatchSource
-from pytest_torchcheck.specs.annotations import (
+from ..batches.source import BatchSource
+from ..specs.annotations import (
     Signature,
     spec_from_annotation,
     specs_from_signature,
 )
-from pytest_torchcheck.specs.shapes import SpecError
+from ..specs.shapes import SpecError
 
 __all__ = ["Signature", "register", "spec_from_annotation", "specs_from_signature"]
 
@@ -32,7 +32,7 @@ def register(*annotations: Any, **options: Any) -> None:
     from hypothesis import strategies as st
     from hypothesis.strategies._internal import types
 
-    from pytest_torchcheck.strategies.drawing import tensors  # spares importing Hypothesis
+    from .drawing import tensors  # spares importing Hypothesis
 
     for annotation in annotations:
         spec = spec_from_annotation(annotation)

@@ -24,19 +24,18 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pytest_torchcheck.batches.recipe import FINITE_EDGES, Bits, Edge, Recipe
-from pytest_torchcheck.batches.source import BatchSource
-from pytest_torchcheck.specs.shapes import SpecError
-from pytest_torchcheck.specs.tensors import Floats, Ints, Labels, TensorSpec
-from pytest_torchcheck.strategies import parts
+from ..batches.recipe import FINITE_EDGES, Bits, Edge, Recipe
+from ..batches.source import BatchSource
+from ..specs.shapes import SpecError
+from ..specs.tensors import Floats, Ints, Labels, TensorSpec
+from . import parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchcheck.specs.sizes import Size
-
     from ..batches.batch import Batch
     from ..batches.layouts import Layout
+    from ..specs.sizes import Size
 
 _SEED_BYTES = 4
 _ASKED = 4

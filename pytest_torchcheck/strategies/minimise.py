@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.batches.filling import followed
-from pytest_torchcheck.batches.read import is_dense
-from pytest_torchcheck.batches.recipe import kept, units
-from pytest_torchcheck.specs.shapes import SpecError
-
 from ..batches.batch import relayout
+from ..batches.filling import followed
+from ..batches.read import is_dense
+from ..batches.recipe import kept, units
+from ..specs.shapes import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_torchcheck.batches.batch import Batch
-    from pytest_torchcheck.batches.source import BatchSource
-    from pytest_torchcheck.specs.domains import Unit
+    from ..batches.batch import Batch
+    from ..batches.source import BatchSource
+    from ..specs.domains import Unit
 
 FEW = 3
 """So many elements are a better answer than a constant tensor."""

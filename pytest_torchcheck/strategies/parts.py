@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 from hypothesis import strategies as st
 
-from pytest_torchcheck.batches.layouts import LAYOUTS
-from pytest_torchcheck.batches.source import BatchSource
-from pytest_torchcheck.specs.shape_parsing import parse_shape
-from pytest_torchcheck.specs.shapes import SpecError
-from pytest_torchcheck.specs.tensors import TensorSpec, parse_dtype
+from ..batches.layouts import LAYOUTS
+from ..batches.source import BatchSource
+from ..specs.shape_parsing import parse_shape
+from ..specs.shapes import SpecError
+from ..specs.tensors import TensorSpec, parse_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_torchcheck.specs.sizes import Size, SizeRange
-
     from ..batches.layouts import Layout
+    from ..specs.sizes import Size, SizeRange
 
 
 def size_codes(span: SizeRange) -> st.SearchStrategy[int]:

@@ -6,18 +6,16 @@ import math
 import random
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.specs.shapes import SpecError
-
 from ..batches.batch import relayout
+from ..specs.shapes import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pytest_torchcheck.batches.source import BatchSource
-    from pytest_torchcheck.specs.sizes import SizeRange
-
     from ..batches.batch import Batch
     from ..batches.layouts import Layout
+    from ..batches.source import BatchSource
+    from ..specs.sizes import SizeRange
 
 MAX_ELEMENTS = 1 << 22
 """Sizes at which a batch has more elements than this (and than the base batch) are left out: they cost too much."""

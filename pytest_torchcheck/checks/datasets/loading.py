@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.data import delivery, drawing, labels, order, randomness, validity
-from pytest_torchcheck.data.relations import dropped_fields as dropping
-from pytest_torchcheck.data.relations import graph_shifts as shifting
-from pytest_torchcheck.data.relations import kept_draws as keeping
-from pytest_torchcheck.data.relations import mask_lengths, pairing
-from pytest_torchcheck.data.relations import never_drawn as never
-from pytest_torchcheck.data.relations import worker_agreement as agreement
-
 from ...codes import data as explain
 from ...codes.undecided import BLOCKED
+from ...data import delivery, drawing, labels, order, randomness, validity
+from ...data.relations import dropped_fields as dropping
+from ...data.relations import graph_shifts as shifting
+from ...data.relations import kept_draws as keeping
+from ...data.relations import mask_lengths, pairing
+from ...data.relations import never_drawn as never
+from ...data.relations import worker_agreement as agreement
 from ...verdicts import inconclusive, not_applicable, passed
 from .samples import data_parts, in_data, pickle_failures, surveys, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.data.plan import Part
-    from pytest_torchcheck.findings import Finding
-    from pytest_torchcheck.subject import Subject
+    from ...data.plan import Part
+    from ...findings import Finding
+    from ...subject import Subject
 
 
 def dataset_pickling(subject: Subject) -> Iterator[Finding]:

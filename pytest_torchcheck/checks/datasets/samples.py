@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.data import labels, pickling, randomness, splits, validity
-from pytest_torchcheck.data.plan import Part, parts
-from pytest_torchcheck.data.reading import Survey, survey
-from pytest_torchcheck.data.relations import (
+from ...codes import data as explain
+from ...codes.undecided import BLOCKED
+from ...data import labels, pickling, randomness, splits, validity
+from ...data.plan import Part, parts
+from ...data.reading import Survey, survey
+from ...data.relations import (
     blended_labels,
     dropped_results,
     faint_bytes,
@@ -20,25 +22,22 @@ from pytest_torchcheck.data.relations import (
     mutation,
     other_fields,
 )
-from pytest_torchcheck.data.relations import class_names as naming
-from pytest_torchcheck.data.relations import collate_writes as collating
-from pytest_torchcheck.data.relations import confused_samples as confusing
-from pytest_torchcheck.data.relations import kept_draws as keeping
-from pytest_torchcheck.data.relations import replayed_draws as replaying
-from pytest_torchcheck.data.relations.near_samples import near_samples
-from pytest_torchcheck.specs import Labels, as_spec_tree
-from pytest_torchcheck.subject.errors import SubjectError
-
-from ...codes import data as explain
-from ...codes.undecided import BLOCKED
+from ...data.relations import class_names as naming
+from ...data.relations import collate_writes as collating
+from ...data.relations import confused_samples as confusing
+from ...data.relations import kept_draws as keeping
+from ...data.relations import replayed_draws as replaying
+from ...data.relations.near_samples import near_samples
+from ...specs import Labels, as_spec_tree
+from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.findings import Finding
-    from pytest_torchcheck.subject import Subject
+    from ...batches import Batch
+    from ...findings import Finding
+    from ...subject import Subject
 
 _IGNORED = -100  # what torch's losses ignore by default
 

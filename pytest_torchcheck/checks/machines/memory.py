@@ -5,25 +5,24 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.measure.budget import (
+from ...codes import memory as explain
+from ...codes.undecided import NOT_MEASURABLE
+from ...findings import Culprit, Finding
+from ...measure.budget import (
     LargestBatch,
     describe_failure,
     is_out_of_memory,
     search,
 )
-from pytest_torchcheck.measure.evidence import evidence
-from pytest_torchcheck.measure.growth import grow, growth_sizes
-from pytest_torchcheck.measure.memory import attempt
-from pytest_torchcheck.measure.steps import StepFailed, Tracked, track
-from pytest_torchcheck.probes.memory.fake import Unmeasurable
-from pytest_torchcheck.probes.memory.fake import explain as why_not
-from pytest_torchcheck.subject import Subject
-from pytest_torchcheck.subject.errors import SubjectError
-from pytest_torchcheck.text.units import format_bytes, format_flops
-
-from ...codes import memory as explain
-from ...codes.undecided import NOT_MEASURABLE
+from ...measure.evidence import evidence
+from ...measure.growth import grow, growth_sizes
+from ...measure.memory import attempt
+from ...measure.steps import StepFailed, Tracked, track
+from ...probes.memory.fake import Unmeasurable
+from ...probes.memory.fake import explain as why_not
+from ...subject import Subject
+from ...subject.errors import SubjectError
+from ...text.units import format_bytes, format_flops
 from ...text.wording import at_sizes
 from ...verdicts import inconclusive, not_applicable, passed
 from .leaks import leak_of_steps

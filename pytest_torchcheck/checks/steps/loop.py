@@ -5,29 +5,28 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import promises, sources
-from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.loop.carried_graphs import growing_graph, where_graph_is_carried
-from pytest_torchcheck.loop.recorder import record, trace_of
-from pytest_torchcheck.loop.spent import spent_loop
-from pytest_torchcheck.loop.traces.clipping import clipping_of, scales_nothing
-from pytest_torchcheck.loop.traces.copied_onto_itself import copying_findings
-from pytest_torchcheck.loop.traces.modes import mode_findings
-from pytest_torchcheck.loop.traces.opposed_losses import opposed_findings
-from pytest_torchcheck.loop.traces.protocol import protocol_findings
-from pytest_torchcheck.loop.traces.rate_groups import idle_schedulers, left_behind, set_by_hand
-from pytest_torchcheck.loop.traces.rate_relations import meant_rates, moving_groups
-from pytest_torchcheck.loop.traces.rates import (
+from ... import promises, sources
+from ...codes import training as explain
+from ...findings import Culprit, Finding
+from ...loop.carried_graphs import growing_graph, where_graph_is_carried
+from ...loop.recorder import record, trace_of
+from ...loop.spent import spent_loop
+from ...loop.traces.clipping import clipping_of, scales_nothing
+from ...loop.traces.copied_onto_itself import copying_findings
+from ...loop.traces.modes import mode_findings
+from ...loop.traces.opposed_losses import opposed_findings
+from ...loop.traces.protocol import protocol_findings
+from ...loop.traces.rate_groups import idle_schedulers, left_behind, set_by_hand
+from ...loop.traces.rate_relations import meant_rates, moving_groups
+from ...loop.traces.rates import (
     first_rates,
     schedule_finding,
     scheduler_findings,
 )
-from pytest_torchcheck.loop.traces.rates_ahead import ahead_findings
-from pytest_torchcheck.loop.traces.taken_back import taken_back_findings
-from pytest_torchcheck.loop.traces.two_points import two_point_findings
-from pytest_torchcheck.loop.traces.wording import at
-
-from ...codes import training as explain
+from ...loop.traces.rates_ahead import ahead_findings
+from ...loop.traces.taken_back import taken_back_findings
+from ...loop.traces.two_points import two_point_findings
+from ...loop.traces.wording import at
 from ...runs.training.steps import trajectory
 from ...text.wording import counted
 from ...verdicts import inconclusive, not_applicable, passed, suspicious, violated
@@ -35,9 +34,9 @@ from ...verdicts import inconclusive, not_applicable, passed, suspicious, violat
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.loop.trace import Backward, Trace
-    from pytest_torchcheck.subject import Subject
+    from ...findings import Location
+    from ...loop.trace import Backward, Trace
+    from ...subject import Subject
 
 MOST_STEPS = 16
 _SECOND = "backward through the graph a second time"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.loop.trainers import (
+from ... import sources
+from ...findings import Culprit, Finding
+from ...loop.trainers import (
     Accumulated,
     accumulate,
     labels_of,
@@ -17,7 +17,6 @@ from pytest_torchcheck.loop.trainers import (
     padded_labels,
     with_labels,
 )
-
 from ...verdicts import inconclusive, not_applicable, passed, suspicious, violated
 from ..datasets.samples import data_parts
 from .loop import whole_trace
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pytest_torchcheck.adapters import Loop
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
+    from ...adapters import Loop
+    from ...batches import Batch
+    from ...findings import Location
+    from ...subject import Subject
 
 _EXACT = 1e-3
 _ROUGH = 5e-2

@@ -7,11 +7,10 @@ import math
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.loop.recorder import trace_of
-
 from ... import sources
 from ...codes import updates as explain
 from ...loop.closures import functions_of
+from ...loop.recorder import trace_of
 from ...loop.steps import StepWatch, begun, take_steps
 from ...runs.looks import (
     REDRAWS,

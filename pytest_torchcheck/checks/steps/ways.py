@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from pytest_torchcheck import promises, sources
-from pytest_torchcheck.loop import accumulation, resume
-from pytest_torchcheck.loop.closures import functions_of
-from pytest_torchcheck.loop.recorder import record, trace_of
-from pytest_torchcheck.loop.replay import last_write
-from pytest_torchcheck.loop.traces.rebound_parameters import where_rebound
-from pytest_torchcheck.subject.errors import SubjectError
-
+from ... import promises, sources
 from ...codes import training as explain
+from ...loop import accumulation, resume
+from ...loop.closures import functions_of
+from ...loop.recorder import record, trace_of
+from ...loop.replay import last_write
+from ...loop.traces.rebound_parameters import where_rebound
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory, untrainable
+from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.findings import Finding
-    from pytest_torchcheck.loop.trace import Trace
-    from pytest_torchcheck.subject import Subject
+    from ...findings import Finding
+    from ...loop.trace import Trace
+    from ...subject import Subject
 
 _ACCUMULATED = 1e-5  # float64 leaves 1e-12; losses that compute in float32 inside leave 1e-7
 _UNEVEN = 1.5

@@ -7,10 +7,9 @@ from collections import ChainMap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.sources.slices import cuts
-
+from ... import sources
 from ...record.tracing import find_line, line_of
+from ...sources.slices import cuts
 from ..reading import read
 from ..snapshot import put_back
 from .index_range import Bound, Source, behind, note
@@ -18,8 +17,7 @@ from .index_range import Bound, Source, behind, note
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
     from ..validity import Deviation
 

@@ -6,12 +6,12 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck import sources
+from ... import sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.findings import Location
+    from ...findings import Location
 
 
 def making_line(declared: Location | None, role: str) -> Location | None:

@@ -8,10 +8,9 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.sources.slices import Unknown, evaluated
-
+from ... import sources
 from ...record.tracing import expression, find_line, line_of
+from ...sources.slices import Unknown, evaluated
 from ..contents import is_array
 from ..reading import read
 from ..snapshot import put_back
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import CodeType, FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
 
 _MOST = 3

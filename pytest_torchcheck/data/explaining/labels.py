@@ -13,8 +13,7 @@ from .returned_object import given_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pytest_torchcheck.findings import Finding, Location
-
+    from ...findings import Finding, Location
     from ..labels import Labels
     from ..plan import Part
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from pytest_torchcheck import sources
-
+from ... import sources
 from .declared_lines import loader_line, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
 
 _SIZED = ("batch_size", "shuffle", "drop_last", "num_workers")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ... import sources
+from ...findings import Culprit, Finding
 from ...verdicts import suspicious, violated
 from ..wording import dataset_culprit, line_ref, own_line
 from .declared_lines import making_line
@@ -15,8 +14,7 @@ from .making_lines import loader_told, sampler_made
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from .. import validity
     from ..order import Epoch, Order, Reach, Shards
     from ..plan import Part

@@ -7,8 +7,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcheck import sources
-
+from ... import sources
 from ...record.lines import traced
 from ...record.tracing import line_of
 from ..contents import is_array
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
 
 _SMALL: Final = 16  # elements of what decides, rather than is decided on

@@ -6,8 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-
+from ... import sources
 from ...record.tracing import line_of, returns
 from ..describing import leaves
 from ..reading import read
@@ -17,8 +16,7 @@ from ..snapshot import put_back
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ...record.tracing import Return
     from ..plan import Part
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding, Location
-
+from ... import sources
+from ...findings import Culprit, Finding, Location
 from ...verdicts import suspicious, violated
 from .. import sample_lines, validity
 from ..contents import Contents

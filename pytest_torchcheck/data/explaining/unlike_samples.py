@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck import sources
-
+from ... import sources
 from ...verdicts import suspicious, violated
 from .. import sample_lines, validity
 from ..wording import dataset_culprit, few, line_ref, where
@@ -20,8 +19,7 @@ _MANY = 8
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pytest_torchcheck.findings import Culprit, Finding, Location
-
+    from ...findings import Culprit, Finding, Location
     from ..describing import Leaf
     from ..plan import Part
     from ..reading import Survey

@@ -6,9 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding, Location
-
+from ... import sources
+from ...findings import Culprit, Finding, Location
 from ...verdicts import inconclusive, not_applicable, suspicious, violated
 from .. import delivery, sample_lines
 from ..wording import dataset_culprit, few, line_ref, own_line

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.nn.functional as F
 
-from pytest_torchcheck.probes.recorded.watch import Watch, name_of
-
 from ...objects import trees
+from ...probes.recorded.watch import Watch, name_of
 from ...record.passing import passing
 from ...text.wording import counted
 from ...verdicts import violated
@@ -21,8 +20,7 @@ from ..snapshot import put_back
 from ..wording import dataset_culprit, line_ref, where
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Finding, Location
-
+    from ...findings import Finding, Location
     from ...record.passing import Passed
     from ..plan import Part
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ... import sources
+from ...findings import Culprit, Finding
 from ...verdicts import suspicious, violated
 from ..contents import is_array, is_object_array
 from ..explaining.making_lines import files_of
@@ -28,8 +27,7 @@ from ..wording import line_ref
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
     from ..reading import Survey
 

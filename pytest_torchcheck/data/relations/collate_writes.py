@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ...findings import Culprit, Finding
 from ...record.tracing import find_line
 from ...verdicts import violated
 from ..reading import spread
@@ -15,8 +14,7 @@ from ..wording import dataset_culprit, few, line_ref
 from .mutation import ReadingError, read_under
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
     from ..snapshot import Change
 

@@ -11,9 +11,8 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ... import sources
+from ...findings import Culprit, Finding
 from ...record.tracing import find_line, line_of
 from ...verdicts import suspicious, violated
 from ..describing import describe_sample
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
     from types import FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..contents import Held
     from ..describing import Sample
     from ..plan import Part

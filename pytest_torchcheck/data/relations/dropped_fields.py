@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ... import sources
+from ...findings import Culprit, Finding
 from ...verdicts import suspicious, violated
 from ..wording import line_ref
 from .pairing import collated, label_path, lines_like
@@ -25,8 +24,7 @@ from .pairing import collated, label_path, lines_like
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
     from ..reading import Survey
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-    from pytest_torchcheck.findings import Finding, Location
-
+    from ...findings import Finding, Location
     from ..reading import Survey
 
 _READS: Final = 8

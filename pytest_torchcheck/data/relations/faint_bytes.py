@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from pytest_torchcheck.record.tracing import find_line, line_of
-
+from ...record.tracing import find_line, line_of
 from ...verdicts import violated
 from ..contents import Contents
 from ..describing import leaves
@@ -20,8 +19,7 @@ from ..wording import dataset_culprit, line_ref, where
 if TYPE_CHECKING:
     from types import FrameType
 
-    from pytest_torchcheck.findings import Finding, Location
-
+    from ...findings import Finding, Location
     from ..reading import Survey
 
 _FAINT: Final = 0.05

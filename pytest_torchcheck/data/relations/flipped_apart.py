@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from pytest_torchcheck.state import seed_process
-
+from ...state import seed_process
 from ...verdicts import suspicious, violated
 from ..contents import is_array
 from ..describing import describe_leaf, is_under, join_digests, leaves, target_path
@@ -29,8 +28,7 @@ from ..wording import dataset_culprit, line_ref, where
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.findings import Finding, Location
-
+    from ...findings import Finding, Location
     from ..describing import Leaf
     from ..plan import Part
     from ..reading import Survey

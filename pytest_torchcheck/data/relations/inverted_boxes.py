@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from pytest_torchcheck.findings import Finding, Location
-
+    from ...findings import Finding, Location
     from ..plan import Part
     from ..reading import Survey
 

@@ -9,9 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ... import sources
+from ...findings import Culprit, Finding
 from ...record.tracing import find_line, line_of
 from ...verdicts import suspicious, violated
 from ..explaining.making_lines import files_of
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..contents import Held
     from ..plan import Part
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ... import sources
+from ...findings import Culprit, Finding
 from ...verdicts import suspicious, violated
 from ..wording import line_ref
 
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
 
 

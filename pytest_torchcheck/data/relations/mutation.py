@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
 
 MOST_REREAD = 32

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.state import isolated, seed_process
-
+from ... import sources
 from ...record.tracing import find_line
+from ...state import isolated, seed_process
 from ...verdicts import violated
 from ..drawing import MOST_INDICES, kept_samplers, sampler_of
 from ..wording import dataset_culprit, few, line_ref
@@ -19,8 +18,7 @@ from ..wording import dataset_culprit, few, line_ref
 if TYPE_CHECKING:
     from types import FrameType
 
-    from pytest_torchcheck.findings import Finding, Location
-
+    from ...findings import Finding, Location
     from ..plan import Part
 
 _EPOCHS = 12

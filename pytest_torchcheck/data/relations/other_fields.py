@@ -9,8 +9,7 @@ import torch
 from ..wording import where
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.batches import Batch
-
+    from ...batches import Batch
     from ..describing import Leaf
     from ..labels import Labels
     from ..reading import Survey

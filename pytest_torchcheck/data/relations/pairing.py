@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.state import seed_process
-
+from ... import sources
+from ...findings import Culprit, Finding
+from ...objects import trees
 from ...record.tracing import find_line, line_of
+from ...state import seed_process
 from ...verdicts import violated
 from ..reading import read
 from ..snapshot import put_back
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import CodeType, FrameType
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ...record.tracing import Watcher
     from ..plan import Part
     from ..reading import Survey

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding, Location
-from pytest_torchcheck.state import isolated, seed_process
-
+from ... import sources
+from ...findings import Culprit, Finding, Location
 from ...record.tracing import find_line, line_of
+from ...state import isolated, seed_process
 from ...verdicts import violated
 from ..contents import Contents
 from ..generators import fingerprint, global_generators

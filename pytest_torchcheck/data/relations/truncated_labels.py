@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.probes.recorded.watch import Watch, name_of
-
+from ...probes.recorded.watch import Watch, name_of
 from ..reading import read
 from ..snapshot import put_back
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
 
 

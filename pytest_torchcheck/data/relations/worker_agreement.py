@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-
+from ... import sources
 from ..describing import Leaf, describe_leaf, leaves
 from ..reading import read
 from ..simulation import Workers
@@ -26,8 +25,7 @@ from ..snapshot import put_back
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..plan import Part
 
 _NEAR = 1e-3

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from pytest_torchcheck.loop.carried_graphs import Carried
-    from pytest_torchcheck.probes.holding.leaks import Leak
-    from pytest_torchcheck.probes.holding.tensor_caches import TensorCache
-
+    from ...loop.carried_graphs import Carried
+    from ...probes.holding.leaks import Leak
+    from ...probes.holding.tensor_caches import TensorCache
     from ...subject import Subject
 
 

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_torchcheck.findings import Culprit, Finding, Location
-from pytest_torchcheck.measure.budget import search
-from pytest_torchcheck.measure.memory import attempt
-from pytest_torchcheck.measure.steps import track
-from pytest_torchcheck.probes.memory.fake import Unmeasurable
-from pytest_torchcheck.probes.memory.replay import build_profile
-from pytest_torchcheck.subject.errors import SubjectError
-from pytest_torchcheck.text.units import format_bytes, format_flops
-
+from ...findings import Culprit, Finding, Location
+from ...measure.budget import search
 from ...measure.evidence import evidence, short
+from ...measure.memory import attempt
+from ...measure.steps import track
+from ...probes.memory.fake import Unmeasurable
+from ...probes.memory.replay import build_profile
+from ...subject.errors import SubjectError
+from ...text.units import format_bytes, format_flops
 from ...text.wording import at_sizes
 from ...verdicts import violated
 from .memory_causes import advice, find_causes, general_cause, tensor_name
@@ -23,12 +22,12 @@ from .memory_causes import advice, find_causes, general_cause, tensor_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_torchcheck.measure.budget import LargestBatch, OutOfMemory
-    from pytest_torchcheck.measure.growth import Growth
-    from pytest_torchcheck.measure.steps import Tracked
-    from pytest_torchcheck.probes.holding.leaks import Leak
-    from pytest_torchcheck.probes.memory.profile import MemoryProfile
-    from pytest_torchcheck.subject import Subject
+    from ...measure.budget import LargestBatch, OutOfMemory
+    from ...measure.growth import Growth
+    from ...measure.steps import Tracked
+    from ...probes.holding.leaks import Leak
+    from ...probes.memory.profile import MemoryProfile
+    from ...subject import Subject
 
 
 def over_ceiling(

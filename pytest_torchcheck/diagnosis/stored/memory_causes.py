@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Location
-from pytest_torchcheck.probes.memory.profile import NOWHERE, Holding, MemoryProfile
-from pytest_torchcheck.text.units import format_bytes
+from ... import sources
+from ...findings import Culprit, Location
+from ...probes.memory.profile import NOWHERE, Holding, MemoryProfile
+from ...text.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pytest_torchcheck.measure.steps import Tracked
-    from pytest_torchcheck.probes.holding.leaks import Leak
-    from pytest_torchcheck.subject import Subject
+    from ...measure.steps import Tracked
+    from ...probes.holding.leaks import Leak
+    from ...subject import Subject
 
 _PARAMETER_BYTES = 2**28  # up to which parameters are compared by value, which needs the real model
 _FLOATS = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.codes.training import used_up_near
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ...codes.training import used_up_near
+from ...findings import Culprit, Finding
 from ...verdicts import violated
 from ..trace import Backward, Clip, OptimizerStep, Trace
 from .wording import at, call

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ...findings import Culprit, Finding
 from ...verdicts import violated
 from ..trace import Backward, Clip, OptimizerStep, Trace
 from .clip_calls import clips_nothing

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.probes.recorded.watch import readable
-from pytest_torchcheck.record.tracing import line_of
-from pytest_torchcheck.subject.errors import SubjectError
-
+from ... import sources
+from ...findings import Culprit, Finding
+from ...probes.recorded.watch import readable
+from ...record.tracing import line_of
+from ...subject.errors import SubjectError
 from ...verdicts import violated
 from ..patches import listening
 from ..steps import StepWatch, begun, take_steps
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
-
+    from ...findings import Location
+    from ...subject import Subject
     from ..trace import Trace
 
 

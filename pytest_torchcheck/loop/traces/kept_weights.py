@@ -6,10 +6,10 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck import sources
+from ... import sources
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Location
+    from ...findings import Location
 
 _COPYING = re.compile(r"clone|copy|\bitem\(|tolist|numpy")
 _FILLING = ("append", "extend", "update", "setdefault", "insert")

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ... import sources
+from ...findings import Culprit, Finding
 from ...verdicts import suspicious, violated
 from ..replay import where_gradients_go_off, where_mode_is_left
 from ..trace import Backward, Forward, Mode, Trace
@@ -20,7 +19,7 @@ from .wording import at, few
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.subject import Subject
+    from ...subject import Subject
 
 _EVALUATES = re.compile(r"(?i)valid|eval|test|score|metric|accuracy")
 _IS_EVALUATION = re.compile(

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.findings import Culprit
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.subject.errors import SubjectError
-
+from ...findings import Culprit
+from ...objects import trees
+from ...subject.errors import SubjectError
 from ...verdicts import violated
 from ..patches import listening
 from ..steps import StepWatch, begun, take_steps
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from pytest_torchcheck.findings import Finding
-    from pytest_torchcheck.subject import Subject
-
+    from ...findings import Finding
+    from ...subject import Subject
     from ..trace import OptimizerStep, Trace
 
 _SHIFTS = (-1e4, -10.0, 0.0, 10.0, 1e4)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ... import sources
+from ...findings import Culprit, Finding
 from ...verdicts import violated
 from ..replay import where_loss_is_made_anew
 from ..trace import Backward, Forward, LoadState, OptimizerStep, Trace
@@ -17,7 +16,7 @@ from .wording import at, call, few
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.subject import Subject
+    from ...subject import Subject
 
 
 def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:

@@ -6,18 +6,16 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.codes.training import optimizer_line
-from pytest_torchcheck.findings import Culprit
-from pytest_torchcheck.subject.optimizers import optimizers_of, schedulers_of
-
+from ... import sources
+from ...codes.training import optimizer_line
+from ...findings import Culprit
+from ...subject.optimizers import optimizers_of, schedulers_of
 from ...verdicts import violated
 from ..closures import functions_of
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Finding, Location
-    from pytest_torchcheck.subject import Subject
-
+    from ...findings import Finding, Location
+    from ...subject import Subject
     from ..trace import Trace
 
 _FIRST_ONLY = r"param_groups\[0\]\[.lr.\]\s*=[^=]"

@@ -11,12 +11,11 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.record.tracing import find_line, line_giving, line_of, returns
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.gradients import clear_gradients
-from pytest_torchcheck.subject.optimizers import optimizers_of, step_schedulers
-
+from ... import sources
+from ...record.tracing import find_line, line_giving, line_of, returns
+from ...state import seed_everything
+from ...subject.gradients import clear_gradients
+from ...subject.optimizers import optimizers_of, step_schedulers
 from ..patches import subclasses
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
+    from ...findings import Location
+    from ...subject import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.codes.training import making, optimizer_line
-from pytest_torchcheck.findings import Culprit, Finding, Location
-from pytest_torchcheck.record.tracing import find_line
-
+from ... import sources
+from ...codes.training import making, optimizer_line
+from ...findings import Culprit, Finding, Location
+from ...record.tracing import find_line
 from ...verdicts import suspicious, violated
 from ..closures import functions_of
 from .rate_groups import loop_before
@@ -30,8 +29,7 @@ from .wording import at, call
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pytest_torchcheck.subject import Subject
-
+    from ...subject import Subject
     from ..trace import Event, Trace
 
 _VANISHED = 1e-2

@@ -6,15 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ...findings import Culprit, Finding
 from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchcheck.adapters import Scheduled
-    from pytest_torchcheck.findings import Location
+    from ...adapters import Scheduled
+    from ...findings import Location
 
 MOST_CALLS = 20_000
 _LENGTHS = {"OneCycleLR": "total_steps", "CosineAnnealingLR": "T_max"}

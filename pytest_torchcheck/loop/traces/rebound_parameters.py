@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck.objects import trees
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
-from pytest_torchcheck.subject.gradients import clear_gradients
-
+from ...objects import trees
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
 from ..replay import replay
 
 if TYPE_CHECKING:
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.record.tracing import Watcher
-    from pytest_torchcheck.subject import Subject
+    from ...findings import Location
+    from ...record.tracing import Watcher
+    from ...subject import Subject
 
 
 class Rebinding:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.findings import Culprit, Finding
-from pytest_torchcheck.probes.randomness import DrawWatch, generators
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
-
+from ...findings import Culprit, Finding
+from ...probes.randomness import DrawWatch, generators
+from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated
 from ..steps import StepWatch, begun, take_steps
 from .wording import at
@@ -21,9 +20,8 @@ from .wording import at
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchcheck.probes.randomness import Draw
-    from pytest_torchcheck.subject import Subject
-
+    from ...probes.randomness import Draw
+    from ...subject import Subject
     from ..trace import Trace
 
 _STEPS = 6

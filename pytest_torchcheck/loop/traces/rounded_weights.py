@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck.findings import Culprit, Finding
-
+from ...findings import Culprit, Finding
 from ...verdicts import suspicious, violated
 from ..trace import Convert, Forward
 from .wording import at, few

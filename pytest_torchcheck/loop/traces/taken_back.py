@@ -12,12 +12,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from pytest_torchcheck.findings import Culprit
-from pytest_torchcheck.record.tracing import find_line, line_of
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
-
+from ...findings import Culprit
 from ...objects import trees
+from ...record.tracing import find_line, line_of
+from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated
 from ..patches import listening
 from ..steps import begun
@@ -27,10 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.findings import Finding, Location
-    from pytest_torchcheck.subject import Subject
-
+    from ...batches import Batch
+    from ...findings import Finding, Location
+    from ...subject import Subject
     from ..trace import Trace
 
 _UPHILL: Final = 0.5

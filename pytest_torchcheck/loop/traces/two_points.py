@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytest_torchcheck.findings import Culprit
-
+from ...findings import Culprit
 from ...verdicts import suspicious
 from ..recorder import record
 from ..trace import Backward
@@ -19,9 +18,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from pytest_torchcheck.findings import Finding
-    from pytest_torchcheck.subject import Subject
-
+    from ...findings import Finding
+    from ...subject import Subject
     from ..trace import OptimizerStep, Trace
 
 _PARALLEL = 0.99

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchcheck.findings import Culprit, Location
+from ...findings import Culprit, Location
 
 if TYPE_CHECKING:
     from ..trace import Event

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-
+from ... import sources
 from ..recorded.recording import Recorder
 from ..recorded.steps import gradients_kept, record_step
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from ..recorded.watch import Op
 
 

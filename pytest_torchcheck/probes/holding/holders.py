@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pytest_torchcheck import sources
-
+from ... import sources
 from ...objects import heap
 from ...record.lines import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from pytest_torchcheck.findings import Location
+    from ...findings import Location
 
 _MOST_LINKS = 14
 _MOST_OBJECTS = 20_000

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from pytest_torchcheck.findings import Location
+    from ...findings import Location
 
 LeakKind = Literal["graph", "tensors", "hooks"]
 _HOOKS = (

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pytest_torchcheck.probes.memory.allocations import storages
-
 from ...record.modes import KernelObserver
+from ..memory.allocations import storages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

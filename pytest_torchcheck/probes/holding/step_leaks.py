@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.measure.plain_step import plain_step
-from pytest_torchcheck.probes.holding.leaks import Leak, find_leak
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.gradients import clear_gradients
-from pytest_torchcheck.subject.optimizers import optimizers_of
+from ... import sources
+from ...measure.plain_step import plain_step
+from ...state import seed_everything
+from ...subject.gradients import clear_gradients
+from ...subject.optimizers import optimizers_of
+from .leaks import Leak, find_leak
 
 if TYPE_CHECKING:
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
+    from ...findings import Location
+    from ...subject import Subject
 
 IGNORED_BYTES = 1024
 """Detached bytes per step that are no leak: a history of losses, say."""

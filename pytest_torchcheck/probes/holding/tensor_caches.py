@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.measure.plain_step import plain_step
-from pytest_torchcheck.state import seed_everything
-from pytest_torchcheck.subject.errors import SubjectError
-from pytest_torchcheck.subject.gradients import clear_gradients
-
+from ... import sources
+from ...measure.plain_step import plain_step
 from ...objects import heap
 from ...record.lines import traced
+from ...state import seed_everything
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-    from pytest_torchcheck.batches import Batch
-    from pytest_torchcheck.findings import Location
-    from pytest_torchcheck.subject import Subject
+    from ...batches import Batch
+    from ...findings import Location
+    from ...subject import Subject
 
 _ROUNDS = 3
 _Cached = type(functools.lru_cache(lambda: None))

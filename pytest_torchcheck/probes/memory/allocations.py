@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pytest_torchcheck import sources
+from ... import sources
 
 
 class StorageLog:

@@ -22,17 +22,15 @@ from torch._subclasses import fake_tensor as _fake
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes as _no_modes
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.state import is_lazy
-
+from ... import sources
 from ...objects.held import names_in
+from ...state import is_lazy
 from ...text.printable import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from pytest_torchcheck.findings import Location
-
+    from ...findings import Location
     from .tracker import MemoryTracker
 
 _NEEDS_DATA = (_fake.DataDependentOutputException, _fake.DynamicOutputShapeException)

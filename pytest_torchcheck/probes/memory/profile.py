@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from pytest_torchcheck.findings import Location
-from pytest_torchcheck.text.units import format_bytes
-
+from ...findings import Location
+from ...text.units import format_bytes
 from .allocations import PHASES
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from bisect import bisect_right
 from linecache import getline
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcheck import sources
-from pytest_torchcheck.findings import Location
-
+from ... import sources
+from ...findings import Location
 from .allocations import PHASES, Allocation, Phase, Site
 
 if TYPE_CHECKING:
