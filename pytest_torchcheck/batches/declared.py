@@ -17,7 +17,7 @@ from ..specs.sizes import (
     parse_sizes,
     settle,
 )
-from ..specs.trees import as_spec_tree, spec_leaves
+from ..specs.walk import as_spec_tree, spec_leaves
 from .axes import guess_sizes, plan_axes, read_sizes
 from .batch import Batch, split_inputs
 from .filling import Filling

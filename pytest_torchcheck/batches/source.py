@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ..specs.shapes import Expr, SpecError
-from ..specs.trees import spec_leaves
+from ..specs.walk import spec_leaves
 from .batch import Batch, clone_tensor, relayout
 from .declared import Declared
 from .describe import describe_tensor
 from .filling import last_part
 from .read import is_dense, is_fixed, read
 from .recipe import Recipe
-from .resizing import IGNORED, Resizing, Rows, counted, row_indices
+from .resample import IGNORED, Resizing, Rows, counted, row_indices
 from .rows import take_rows
 
 if TYPE_CHECKING:

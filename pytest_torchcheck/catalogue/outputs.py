@@ -159,10 +159,6 @@ CHECKS: tuple[Check, ...] = (
             cost="1 build of the reference, and 2 F in float64",
             axes="device",
         ),
-        about="declaration",
-    ),
-    *family(
-        "checkpoints",
         check(
             "old-checkpoints",
             "A checkpoint of a released version loads strictly, and gives what it gave then.",

@@ -12,8 +12,7 @@ from ..batches.rows import choose_rows
 from ..codes import behaviour as explain
 from ..objects import trees
 from ..runs.facts import copied, forward_facts, outputs
-from ..runs.outputs import Rows, floating_from, gaps_between, output_rows
-from ..runs.time_first import other_batch_dim
+from ..runs.outputs import Rows, floating_from, gaps_between, other_batch_dim, output_rows
 from ..runs.variants.orders import another_first
 from ..runs.variants.woken import also_woken
 from ..state import seed_everything

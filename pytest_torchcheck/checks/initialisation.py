@@ -13,8 +13,8 @@ from ..objects import trees
 from ..probes.holding.equal_units import symmetric
 from ..probes.numbers.signals import LINEAR
 from ..runs import layers
-from ..runs.instances import in_one_memory, keep_track, reads_last
 from ..runs.overfitting.stuck import equal_rows
+from ..runs.repeats import in_one_memory, keep_track, reads_last
 from ..runs.training.observation import observe
 from ..runs.training.steps import trajectory
 from ..state import filled_memory, is_lazy, isolated

@@ -1,4 +1,4 @@
-"""Batches of other sizes work, and give each sample the same."""
+"""Batches of other sizes work, also with a sample less, and give each sample the same."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import torch
 
 from ..codes import behaviour as explain
 from ..late import Late
+from ..objects import trees
+from ..record.tracing import swallowed
 from ..runs.facts import forward_facts, kept_by, outputs
 from ..runs.outputs import Rows, gaps_between, output_rows
 from ..runs.remembering import remembered
+from ..runs.training.steps import trajectory
 from ..runs.variants.largest import at_batch, exchanged, sizes_of, told_apart
 from ..runs.variants.woken import hidden
+from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, passed
 from .batching import (
@@ -25,15 +29,14 @@ from .batching import (
     is_quantized,
     is_stochastic,
 )
-from .steps.fewer import size_of_all, step_of_fewer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..batches import Batch
     from ..findings import Finding
+    from ..record.tracing import Swallowed
     from ..subject import Subject
-
 
 examples = Late("strategies.sequence:examples")
 sweep = Late("strategies.sequence:sweep")
@@ -197,3 +200,86 @@ def _sizes_swept(subject: Subject) -> Iterator[Finding]:
         except SubjectError as error:
             yield explain.size_crash(subject, placed, error)
             return
+
+
+def step_of_fewer(subject: Subject) -> Finding | None:
+    """Return how a declared step fails on the batch without its last sample, or learns nothing of it, or None.
+
+    Asked where every tensor has one entry per sample. A mismatch that equal sizes hide, such as a
+    weight for each sample beside an image as wide as the batch is large, shows at another size.
+    """
+    batch, symbol = subject.batch(), subject.source.batch_symbol
+    if subject.contract.train_step is None or symbol is None or batch.sizes.get(symbol, 0) < 3:
+        return None
+    fewer = subject.few(batch, batch.sizes[symbol] - 1, aligned=True)
+    if fewer is None:
+        return None
+    whole = trajectory(subject)
+    if whole.error is not None and not whole.losses:
+        raise whole.error  # it fails on all samples: nothing is known of fewer
+    try:
+        if _learns(subject, fewer):
+            return None
+    except SubjectError as error:
+        if _needs_its_samples(subject, batch, batch.sizes[symbol]):
+            return None
+        return explain.step_size_crash(subject, fewer, error)
+    if not _learns(subject, batch):
+        return None  # one call alone does not show it
+    usual = {one.place for one in _swallowed(subject, batch)}
+    errors = [one for one in _swallowed(subject, fewer) if one.place not in usual]
+    return explain.step_swallows(subject, fewer, errors[-1]) if errors else None
+
+
+def _needs_its_samples(subject: Subject, batch: Batch, size: int) -> bool:
+    """Say whether the step fails at the declared size too, with one sample in place of the last: pairs, two halves."""
+    try:
+        _learns(subject, subject.source.rows(batch, torch.arange(size) % (size - 1)))
+    except SubjectError:
+        return True
+    return False
+
+
+def _learns(subject: Subject, batch: Batch) -> bool:
+    """Say whether one call of the step writes to a parameter, or leaves a gradient."""
+    with subject.pristine(steps=True, train=True) as model:
+        seed_everything(subject.seed)
+        subject.train_step(model, subject.make_optimizer(model), batch.clone())
+        return any(
+            (p.grad is not None and bool(trees.dense(p.grad).any()))
+            or (then := subject.state.original(p)) is None
+            or not trees.same(p, then)
+            for p in model.parameters()
+            if not p.is_meta
+        )
+
+
+def _swallowed(subject: Subject, batch: Batch) -> list[Swallowed]:
+    with subject.pristine(steps=True, train=True) as model:
+        seed_everything(subject.seed)
+        optimizer = subject.make_optimizer(model)
+        return swallowed(lambda: subject.train_step(model, optimizer, batch.clone()))
+
+
+def size_of_all(subject: Subject, batch: Batch, symbol: str | None) -> Finding | None:
+    """Say that the model runs at the size of the real batch alone, where one sample less shows it."""
+    size = batch.sizes.get(symbol or "", 0)
+    if symbol is None or size < 2:
+        return None
+    shorter = subject.source.rows(batch, torch.arange(size - 1))
+    try:
+        outputs(subject, shorter)
+    except SubjectError as error:
+        return explain.fixed_size(
+            subject, shorter, size, error, groups=_runs_twice(subject, batch, size)
+        )
+    return None
+
+
+def _runs_twice(subject: Subject, batch: Batch, size: int) -> bool:
+    """Say whether the model takes the samples of a batch twice, as one that reads them in groups does."""
+    try:
+        outputs(subject, subject.source.rows(batch, torch.arange(2 * size) % size))
+    except SubjectError:
+        return False
+    return True

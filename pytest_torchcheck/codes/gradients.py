@@ -5,7 +5,7 @@ from __future__ import annotations
 from .explainer import Each, One
 from .rule import COMPARED, STUCK, rule
 
-by_place = One("diagnosis.gradient.by_place:by_place", "gradient-by-place")
+by_place = One("diagnosis.gradient.cuts:by_place", "gradient-by-place")
 nothing_trainable = One(
     "diagnosis.gradient.freezing:nothing_trainable", "nothing-trainable", doubtful=True
 )

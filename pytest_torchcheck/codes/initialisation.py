@@ -16,15 +16,17 @@ dead = One("diagnosis.training.initialisation:dead", "units-dead", doubtful=True
 factory_repeats = One(
     "diagnosis.training.initialisation:factory_repeats", "factory-repeats", doubtful=True
 )
-instances_share = One("diagnosis.training.instances:instances_share", "factory-repeats")
-reads_last_instance = One("diagnosis.training.instances:reads_last_instance", "factory-repeats")
+instances_share = One("diagnosis.training.initialisation:instances_share", "factory-repeats")
+reads_last_instance = One(
+    "diagnosis.training.initialisation:reads_last_instance", "factory-repeats"
+)
 fading = One("diagnosis.training.initialisation:fading")
 saturated = One("diagnosis.training.initialisation:saturated", "units-saturated", doubtful=True)
 unwritten = Each(
     "diagnosis.training.initialisation:unwritten", "never-written", doubtful=True, seen=True
 )
 
-initialisation_line = Explainer[Location | None]("diagnosis.loss.at_start:initialisation_line")
+initialisation_line = Explainer[Location | None]("diagnosis.loss.bounds:initialisation_line")
 
 rows_stay_equal = One("diagnosis.training.initialisation:rows_stay_equal", "units-equal")
 

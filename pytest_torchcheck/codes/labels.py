@@ -8,7 +8,7 @@ from .rule import STUCK, rule
 beyond_the_classes = One("diagnosis.loss.labels:beyond_the_classes")
 blank_labels = One("diagnosis.loss.labels:blank_labels", "label-blank")
 counted = One("diagnosis.loss.labels:counted", "ignored-counted", doubtful=True)
-frames_unread = One("diagnosis.loss.frames:frames_unread", "frames-unread")
+frames_unread = One("diagnosis.loss.labels:frames_unread", "frames-unread")
 no_probabilities = One("diagnosis.loss.labels:no_probabilities")
 own_answer = One("diagnosis.loss.labels:own_answer", "label-shift", doubtful=True)
 padding = One("diagnosis.loss.labels:padding", "padding-counted")

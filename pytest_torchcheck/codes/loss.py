@@ -16,10 +16,10 @@ dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
 lost_loss = One("diagnosis.loss.idle_terms:lost_loss", "result-unread")
 idle_term = One("diagnosis.loss.idle_terms:idle_term", "term-idle")
 partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
-disconnected = One("diagnosis.loss.graph:disconnected", "loss-disconnected")
+disconnected = One("diagnosis.loss.idle_terms:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")
-hot_start = One("diagnosis.loss.at_start:hot_start")
-hidden_nan = One("diagnosis.loss.hidden_nan:hidden_nan", "nan-hidden", doubtful=True)
+hot_start = One("diagnosis.loss.bounds:hot_start")
+hidden_nan = One("diagnosis.loss.wrong_input:hidden_nan", "nan-hidden", doubtful=True)
 noise_target = One("diagnosis.loss.wrong_input:noise_target", "noise-unseen", doubtful=True)
 labels_as_numbers = One(
     "diagnosis.loss.wrong_input:labels_as_numbers", "labels-as-numbers", doubtful=True
@@ -28,7 +28,7 @@ no_class_probabilities = One(
     "diagnosis.loss.wrong_input:no_class_probabilities", "targets-no-distribution", doubtful=True
 )
 not_scalar = One("diagnosis.loss.consumed:not_scalar", "loss-not-scalar")
-recreated = One("diagnosis.loss.graph:recreated", "loss-recreated")
+recreated = One("diagnosis.loss.idle_terms:recreated", "loss-recreated")
 stretched = One("diagnosis.loss.consumed:stretched", "loss-stretched", doubtful=True)
 unstable_log = One("diagnosis.loss.wrong_input:unstable_log", "log-of-probabilities", doubtful=True)
 wrong_input = One(
@@ -49,11 +49,11 @@ order = One("diagnosis.loss.pairing:order", "pairs-mixed")
 order_of_pairs = One("diagnosis.loss.order:order_of_pairs", "order-matters")
 self_counted = One("diagnosis.loss.pairing:self_counted", "self-counted", doubtful=True)
 
-by_place = One("diagnosis.loss.places:by_place", "weight-by-place", doubtful=True)
+by_place = One("diagnosis.loss.order:by_place", "weight-by-place", doubtful=True)
 mean_over_others = One("diagnosis.loss.weights:mean_over_others", "mean-over-others")
 mixed_reductions = One("diagnosis.loss.weights:mixed_reductions", "reductions-mixed")
 
-deaf_gradient = One("diagnosis.loss.places:deaf_gradient", "gradient-without-targets")
+deaf_gradient = One("diagnosis.loss.order:deaf_gradient", "gradient-without-targets")
 ignored = One("diagnosis.loss.targets:ignored", "targets-ignored", doubtful=True)
 not_finite = One("diagnosis.loss.targets:not_finite", "edge-targets-non-finite", doubtful=True)
 of_other_samples = One("diagnosis.loss.targets:of_other_samples", "target-of-another-sample")
@@ -61,7 +61,7 @@ shared = One("diagnosis.loss.targets:shared", "samples-share-targets")
 unbounded = One("diagnosis.loss.bounds:unbounded", "loss-unbounded")
 unread = One("diagnosis.loss.targets:unread", "target-unread")
 without_effect = One("diagnosis.loss.targets:without_effect", "targets-ignored")
-one_suits_all = One("diagnosis.loss.suiting:one_suits_all", "targets-ignored")
+one_suits_all = One("diagnosis.loss.bounds:one_suits_all", "targets-ignored")
 skipped = One("diagnosis.loss.targets:skipped", "target-unread targets-ignored", doubtful=True)
 
 ENTAILS = (

@@ -6,7 +6,7 @@ from .explainer import One
 from .rule import rule
 
 inference_graph = One(
-    "diagnosis.gradient.eval_graphs:inference_graph", "inference-graph", doubtful=True
+    "diagnosis.gradient.changed_inputs:inference_graph", "inference-graph", doubtful=True
 )
 
 cached = One("diagnosis.stored.leaks:cached", "leak-graph leak-hooks")
@@ -15,7 +15,7 @@ leaks = One("diagnosis.stored.leaks:leaks", "leak-graph leak-hooks", doubtful=Tr
 longer_graph = One("diagnosis.stored.leaks:longer_graph", "leak-graph")
 over_ceiling = One("diagnosis.stored.memory:over_ceiling", "memory-ceiling")
 too_many_flops = One("diagnosis.stored.memory:too_many_flops", "flops-ceiling")
-too_slow = One("diagnosis.stored.speed:too_slow", "too-slow")
+too_slow = One("diagnosis.stored.memory:too_slow", "too-slow")
 out_of_memory = One("diagnosis.stored.memory:out_of_memory", "out-of-memory")
 
 ENTAILS = (

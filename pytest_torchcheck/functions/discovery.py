@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..record.applied import Applied
-from ..record.operators import Operators
+from ..record.applied import Applied, Operators
 from ..sources import of_frame, of_object, rank
 from .binding import linked_arguments
 from .calls import is_float

@@ -11,9 +11,9 @@ from ..probes.memory.fake import Unmeasurable
 from ..probes.memory.profile import NOWHERE, Holding, MemoryProfile
 from ..probes.memory.replay import build_profile, location_of
 from ..text.units import format_seconds
-from .clock import seconds_at, upper_power
 from .fit import Law, fit_power
 from .memory import attempt
+from .repeated import seconds_at, upper_power
 from .steps import FlopShare, Tracked, subject_for, track
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from ..catalogue import catalogue
 from ..late import resolve
 from ..sources import is_installed
 from ..storage.files import write_whole
-from ..storage.opened import Opened
 from ..storage.unchanged import (
     Basis,
     CacheError,
+    Opened,
     Verdicts,
     digest_of,
     imported_files,

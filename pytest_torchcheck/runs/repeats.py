@@ -1,20 +1,24 @@
-"""What a contract is made of, made again under one seed: the model that its factory builds, the batch of its function."""
+"""What a contract is made of, made again under one seed, and what two instances of a factory share."""
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..batches.read import is_fixed, read
 from ..objects import trees
 from ..objects.held import random_state, same_state
 from ..state import ModuleState, filled_memory, isolated
+from ..subject.errors import SubjectError
+from .outputs import gap, outputs_of
+from .saving import perturb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import torch
 
     from ..subject import Subject
 
@@ -74,3 +78,71 @@ def _values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def _moved(one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]) -> list[str]:
     return [name for name in one if name in two and not trees.same(one[name], two[name])]
+
+
+_LAST = "last-instance"
+
+
+def in_one_memory(model: nn.Module, other: nn.Module) -> list[str]:
+    """Return the trainable parameters and the buffers whose values another instance keeps in the same memory.
+
+    Not those of a module that both hold: a pretrained part that is loaded once, which a factory puts into
+    each model. Nor those of a traced graph, which is a view of one program.
+    """
+    both = {id(module) for module in other.modules()}
+    theirs = {trees.address(t) for t in (*other.parameters(), *other.buffers()) if t.numel()}
+    theirs.discard(None)
+    found = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        trained = tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+        if not trained or not tensor.numel() or trees.address(tensor) not in theirs:
+            continue
+        owner = model.get_submodule(name.rpartition(".")[0])
+        kind = type(owner)
+        traced = kind is nn.Module or kind.__module__.startswith(("torch.fx", "torch.export"))
+        if id(owner) not in both and not traced:
+            found.append(name)
+    return found
+
+
+def keep_track(subject: Subject, other: nn.Module) -> None:
+    """Remember the tensors of an instance without keeping them: who does is seen later, in :func:`reads_last`."""
+    named = (*other.named_parameters(), *other.named_buffers())
+    subject.cache[_LAST] = [(name, weakref.ref(tensor)) for name, tensor in named]
+
+
+def reads_last(subject: Subject) -> tuple[list[str], float] | None:
+    """Return what of an instance that is no longer used decides the first one's outputs, and by how much.
+
+    Cost: nothing where nothing holds any of that instance; else three forwards.
+    """
+    held = [(name, t) for name, ref in subject.cache.get(_LAST, ()) if (t := ref()) is not None]
+    own = {trees.address(t) for t in (*subject.model.parameters(), *subject.model.buffers())}
+    held = [(name, t) for name, t in held if trees.address(t) not in own]
+    if not held:
+        return None
+    values = [t.detach().clone() for _, t in held]
+    try:
+        with (
+            subject.pristine() as model
+        ):  # what another check has left in that instance counts already
+            expected = outputs_of(subject, model)
+            subject.restore()
+            perturb(t for _, t in held)
+            found = gap(outputs_of(subject, model), expected)
+            _put_back(held, values)
+        with subject.pristine() as model:
+            noise = gap(outputs_of(subject, model), expected) if found is not None else None
+    except SubjectError:
+        return None
+    finally:
+        _put_back(held, values)
+    if found is None or (noise is not None and noise[1] > 0.01 * found[1]):
+        return None
+    return [name for name, _ in held], found[1]
+
+
+@torch.no_grad()
+def _put_back(held: list[tuple[str, torch.Tensor]], values: list[torch.Tensor]) -> None:
+    for (_, tensor), value in zip(held, values, strict=True):
+        tensor.data.copy_(value)

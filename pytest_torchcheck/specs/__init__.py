@@ -17,7 +17,7 @@ from .shapes import Shape, ShapeMismatch, SpecError
 from .sizes import SizeRange, parse_sizes
 from .structures import Nested, Packed, Sparse
 from .tensors import Floats, Ints, Labels, Mask, TensorSpec, Tokens
-from .trees import as_spec_tree
+from .walk import as_spec_tree
 
 __all__ = [
     "Edges", "Floats", "Images", "Ints", "Labels", "Lengths", "Mask", "Nested", "OneHot", "Packed", "Positions",

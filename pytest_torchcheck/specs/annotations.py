@@ -16,7 +16,7 @@ import torch
 
 from .shapes import SpecError
 from .tensors import Mask, TensorSpec
-from .trees import as_spec_tree
+from .walk import as_spec_tree
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping

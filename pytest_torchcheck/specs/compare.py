@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..objects import trees
 from .shapes import ShapeMismatch
 from .tensors import TensorSpec
-from .trees import spec_leaves
+from .walk import spec_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

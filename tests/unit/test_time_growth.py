@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract, measure_growth
-from pytest_torchcheck.measure.clock import upper_power
+from pytest_torchcheck.measure.repeated import upper_power
 
 
 class Waits(nn.Module):

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from pytest_torchcheck.storage.opened import Opened
 from pytest_torchcheck.storage.unchanged import (
     Basis,
     CacheError,
+    Opened,
     Verdicts,
     digest_of,
     read_files,

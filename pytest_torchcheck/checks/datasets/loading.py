@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from ...codes import data as explain
 from ...codes.undecided import BLOCKED
 from ...data import delivery, drawing, labels, order, randomness, validity
+from ...data.relations import collate_writes, mask_lengths, pairing
 from ...data.relations import dropped_fields as dropping
-from ...data.relations import graph_shifts as shifting
 from ...data.relations import kept_draws as keeping
-from ...data.relations import mask_lengths, pairing
 from ...data.relations import never_drawn as never
 from ...data.relations import worker_agreement as agreement
 from ...verdicts import inconclusive, not_applicable, passed
@@ -52,7 +51,7 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
                     f"{part.prefix}a batch does not show what belongs to which sample"
                 )
             elif made.shifted is not None:
-                yield shifting.indices_shifted(part, made.shifted)
+                yield collate_writes.indices_shifted(part, made.shifted)
             elif made.mixed:
                 yield pairing.fields_mixed(part, made)
             elif made.mask is not None:

@@ -15,12 +15,12 @@ from ...data.plan import Part, parts
 from ...data.reading import Survey, survey
 from ...data.relations import (
     blended_labels,
+    dropped_fields,
     dropped_results,
     faint_bytes,
     flipped_apart,
     inverted_boxes,
     mutation,
-    other_fields,
 )
 from ...data.relations import class_names as naming
 from ...data.relations import collate_writes as collating
@@ -247,7 +247,7 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
         if part.plan.collate_fn is not None or _is_all_input(subject, found):
             wants_float = None  # no label of a sample is the target as it is
         given = subject.batch() if _has_targets(subject) else None
-        other = other_fields.why_no_label(found, measured, given, wants_float)
+        other = dropped_fields.why_no_label(found, measured, given, wants_float)
         if other is not None:
             yield inconclusive(f"{part.prefix}no label can be identified in a sample: {other}")
             continue

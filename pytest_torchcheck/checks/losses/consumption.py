@@ -13,13 +13,10 @@ from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf
 from ...probes.loss.directions import shuffled, turned
-from ...probes.loss.lost import lost_entries
-from ...probes.loss.slopes import repelled
-from ...probes.loss.stretching import Stretched
+from ...probes.loss.slopes import Stretched, lost_entries, repelled
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
-from ...runs.losses.in_steps import penalised_in_parts, step_evidence
+from ...runs.losses.in_steps import lost_loss, penalised_in_parts, step_evidence
 from ...runs.losses.levels import levels_of
-from ...runs.losses.lost_in_step import lost_loss
 from ...runs.losses.noise import unseen_noise
 from ...runs.losses.step_reads import step_reads
 from ...runs.training.enduring import blind_direction
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...findings import Finding
-    from ...probes.loss.lost import Lost
+    from ...probes.loss.slopes import Lost
     from ...subject import Subject
 
 _SURE = 250.0

@@ -18,8 +18,7 @@ from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from ..promised import find_input
-from .answers import answer_seen
-from .series import own_answer
+from .series import answer_seen, own_answer
 
 _CLEAR: Final = 0.95  # share of the positions from which on labels count as a copy of the ids
 _MANY: Final = 48  # tokens that are enough to tell so

@@ -11,7 +11,7 @@ from ...batches.rows import take_rows
 from ...codes import loss as explain
 from ...objects import trees
 from ...probes.loss.consumption import LossCall, LossWatch
-from ...probes.loss.distances import along_lines, one_distance, summed
+from ...probes.loss.pulls import along_lines, one_distance, summed
 from ...runs.facts import output_for_loss
 from ...runs.losses.order import moved_by_order, orders
 from ...runs.tied_outputs import tied_outputs
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...findings import Finding
-    from ...probes.loss.distances import Place
+    from ...probes.loss.pulls import Place
     from ...runs.losses.consumption import LossEvidence
     from ...subject import Subject
 

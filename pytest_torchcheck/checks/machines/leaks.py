@@ -9,7 +9,7 @@ import torch
 from ...codes import memory as explain
 from ...loop.carried_graphs import given_with_graph, growing_graph, where_graph_is_carried
 from ...probes.gradient.kept_graph import kept_graph
-from ...probes.holding.step_leaks import inference_leak, is_certain, training_leak
+from ...probes.holding.leaks import inference_leak, is_certain, training_leak
 from ...probes.holding.tensor_caches import tensor_cache
 from ...runs.facts import forward_facts
 from ...runs.training.steps import trajectory

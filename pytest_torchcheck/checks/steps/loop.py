@@ -10,18 +10,19 @@ from ...codes import training as explain
 from ...findings import Culprit, Finding
 from ...loop.carried_graphs import growing_graph, where_graph_is_carried
 from ...loop.recorder import record, trace_of
-from ...loop.spent import spent_loop
-from ...loop.traces.clipping import clipping_of, scales_nothing
+from ...loop.traces.clipping import clipping_of, scales_nothing, spent_loop
 from ...loop.traces.copied_onto_itself import copying_findings
 from ...loop.traces.modes import mode_findings
 from ...loop.traces.opposed_losses import opposed_findings
 from ...loop.traces.protocol import protocol_findings
-from ...loop.traces.rate_groups import idle_schedulers, left_behind, set_by_hand
 from ...loop.traces.rate_relations import meant_rates, moving_groups
 from ...loop.traces.rates import (
     first_rates,
+    idle_schedulers,
+    left_behind,
     schedule_finding,
     scheduler_findings,
+    set_by_hand,
 )
 from ...loop.traces.rates_ahead import ahead_findings
 from ...loop.traces.taken_back import taken_back_findings

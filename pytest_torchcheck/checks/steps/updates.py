@@ -1,4 +1,4 @@
-"""A training step moves what should move, keeps what should stay, and can be repeated."""
+"""A training step moves what should move, keeps what should stay, can be repeated, and what it learns lasts."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ...runs.looks import (
 from ...runs.omitted import read_where_given
 from ...runs.training.crossed import crossed
 from ...runs.training.directions import untaught
-from ...runs.training.enduring import decays_alone, fades
+from ...runs.training.enduring import decays_alone, fades, inputs_late, stops_training, unused_call
 from ...runs.training.forgetting import forgetting, uncounted
 from ...runs.training.later_steps import moved_as_built, stopped
+from ...runs.training.otherwise import waiting
 from ...runs.training.returning import returning
+from ...runs.training.stale_copies import stale_copy
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
-from ...runs.training.waiting import waiting
 from ...verdicts import inconclusive, not_applicable, passed
-from .frozen import averaged
-from .lasting import lasting
+from .pulled_back import averaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -337,3 +337,26 @@ def repeatable_steps(subject: Subject) -> Iterator[Finding]:
         yield from found
         return
     yield passed(f"{len(made.losses)} consecutive steps ran")
+
+
+def lasting(subject: Subject, made: Trajectory) -> Iterator[Finding]:
+    """Ask what the steps left, and where anything counts calls, what more of them leave."""
+    left = made.left
+    if left.put_back:
+        yield explain.put_back(subject, list(left.put_back))
+        return
+    if left.stale:
+        yield explain.stale_state(subject, list(left.stale))
+    if left.remembered:
+        yield explain.remembered(subject, left)
+    if (stale := stale_copy(subject)) is not None:
+        yield explain.stale_copy(subject, stale)
+    if left.numbers and (names := stops_training(subject)):
+        yield explain.stops_training(subject, list(names), left.numbers)
+    idle = left.numbers or left.rests
+    if subject.contract.train_step is not None and subject.kernel_exact and idle:
+        call = unused_call(subject)
+        if call is not None:
+            yield explain.unused_call(subject, call, left.numbers)
+    if left.holds_inputs and subject.kernel_exact and inputs_late(subject):
+        yield explain.late_inputs(subject)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...verdicts import suspicious, violated
 from .. import sample_lines
-from ..relations.truncated_labels import truncation_of
+from ..relations.blended_labels import truncation_of
 from ..wording import dataset_culprit, line_ref, where
 from .returned_object import given_line
 

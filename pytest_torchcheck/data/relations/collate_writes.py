@@ -1,10 +1,14 @@
-"""Does making a batch change the dataset: a collate function that writes into samples which the dataset keeps?"""
+"""Does a collate function write into samples that the dataset keeps, and shift the indices of joined graphs?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from ... import sources
 from ...findings import Culprit, Finding
 from ...record.tracing import find_line
 from ...verdicts import violated
@@ -14,6 +18,9 @@ from ..wording import dataset_culprit, few, line_ref
 from .mutation import ReadingError, read_under
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
     from ...findings import Location
     from ..plan import Part
     from ..snapshot import Change
@@ -112,4 +119,116 @@ def written(part: Part, found: Collated) -> Finding:
         fix=f"do not modify the samples{f' at {line_ref(at)}' if at else ''}: read an entry "
         "instead of popping it, or copy the sample first",
         evidence={"samples": list(found.indices), "changed": held},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shifted:
+    """Indices of joined samples, each shifted by the rows of the sample before it alone.
+
+    Attributes:
+        path: Of the indices in a batch.
+        table: Of what they are indices of: the samples' rows, one sample behind the other.
+        sizes: How many rows each sample has.
+        shifts: By how much the indices of each are shifted.
+        made: The line of the collate function that makes the shifts.
+    """
+
+    path: str
+    table: str
+    sizes: tuple[int, ...]
+    shifts: tuple[int, ...]
+    made: Location | None = None
+
+
+def wrongly_shifted(
+    whole: dict[str, torch.Tensor], alone: Sequence[dict[str, torch.Tensor]]
+) -> Shifted | None:
+    """Find whole numbers that are joined along their last dimension, each sample's shifted by the size of the one before.
+
+    Args:
+        whole: Tensors of a batch by path.
+        alone: The same of each sample by itself.
+
+    Shifts that fall again are no running sum of sizes of any kind: samples then share rows.
+    """
+    tables = [
+        name
+        for name, value in whole.items()
+        if value.dim() and _is_joined(value, [one[name] for one in alone])
+    ]
+    for path in whole:
+        shifts = _shifts(whole[path], [one[path] for one in alone])
+        if shifts is None or all(b >= a for a, b in pairwise(shifts)):
+            continue
+        for table in tables:
+            sizes = [len(one[table]) for one in alone]
+            inside = all(
+                int(one[path].min()) >= 0 and int(one[path].max()) < size
+                for one, size in zip(alone, sizes, strict=True)
+            )
+            before = [0, *sizes[:-1]]
+            if inside and shifts == before and len(set(before)) > 3:
+                return Shifted(path=path, table=table, sizes=tuple(sizes), shifts=tuple(shifts))
+    return None
+
+
+def _is_joined(value: torch.Tensor, parts: list[torch.Tensor]) -> bool:
+    """Say whether a tensor is these parts, one behind the other."""
+    if any(one.dim() != value.dim() or one.shape[1:] != value.shape[1:] for one in parts):
+        return False
+    return sum(map(len, parts)) == len(value) and bool(torch.equal(torch.cat(parts), value))
+
+
+def _shifts(value: torch.Tensor, parts: list[torch.Tensor]) -> list[int] | None:
+    """Return the number that was added to each part before they were joined, or None where it was not so."""
+    if value.dtype not in (torch.int32, torch.int64) or not value.dim():
+        return None
+    if any(one.shape[:-1] != value.shape[:-1] or not one.numel() for one in parts):
+        return None
+    widths = [one.shape[-1] for one in parts]
+    if sum(widths) != value.shape[-1]:
+        return None
+    added = [a - b for a, b in zip(value.split(widths, dim=-1), parts, strict=True)]
+    if any(bool((one != one.flatten()[0]).any()) for one in added):
+        return None
+    return [int(one.flatten()[0]) for one in added]
+
+
+def shifts_watcher(shifts: Sequence[int]) -> Any:
+    """Return a watcher that says True at the line after which a local variable holds these shifts."""
+
+    def holds(value: Any) -> bool:
+        if isinstance(value, torch.Tensor):
+            return value.shape == (len(shifts),) and value.tolist() == list(shifts)
+        return isinstance(value, list) and value == list(shifts)
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        return event != "call" and any(holds(value) for value in frame.f_locals.values())
+
+    return watcher
+
+
+def indices_shifted(part: Part, found: Shifted) -> Finding:
+    """A collate function shifts indices by the sample before instead of all samples before."""
+    collate: Any = part.plan.collate_fn
+    name = getattr(collate, "__name__", type(collate).__name__)
+    place = found.made or sources.of_object(collate)
+    short = sources.assigned_name(found.made) if found.made is not None else ""
+    right = list(accumulate([0, *found.sizes[:-1]]))
+    return violated(
+        "collate-shift",
+        f"{part.prefix}{name} shifts {found.path} by the size of the previous sample, not of "
+        "all previous samples",
+        culprits=(
+            Culprit("dataset", short or found.path, "the shifts", place),
+            Culprit("function", name, "collate function", sources.of_object(collate)),
+        ),
+        observed=f"samples of {few(found.sizes)} rows are shifted by {few(found.shifts)}; their "
+        f"rows begin at {few(right)}",
+        cause="the shift is not a cumulative sum: from the third sample on, indices refer to "
+        "other samples",
+        because=f"{found.table} holds the rows of the samples one after another, and {found.path} "
+        "is each sample's own plus one number",
+        fix=f"take the cumulative sum at {line_ref(place)}: sizes[:-1].cumsum(0) after a leading 0",
     )

@@ -22,7 +22,7 @@ from ...verdicts import violated
 from ..reading import read
 from ..snapshot import put_back
 from ..wording import line_ref
-from .graph_shifts import Shifted, shifts_watcher, wrongly_shifted
+from .collate_writes import Shifted, shifts_watcher, wrongly_shifted
 from .mask_lengths import LongMask, entry_watcher, making_watcher, too_long
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Operations that lose the gradient: why each kind does, and what to write instead."""
+"""Operations that lose the gradient, be it for some places of the batch only: why, and what to write instead."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...culprits import parameter
 from ...probes.gradient.provenance import find_cut, find_stops
 from ...runs.again import forward_and_loss
+from ...text.wording import names_text
+from ...verdicts import violated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...findings import Location
+    from ...findings import Finding, Location
+    from ...probes.gradient.places import GradientByPlace
     from ...probes.gradient.provenance import GraphCut
     from ...subject import Subject
 
@@ -182,3 +186,30 @@ def _shared_cut(subject: Subject) -> GraphCut | None:
         if cut.op is not None and (cut.region or cut.location) is not None:
             places[cut.kind, cut.region or cut.location].append(cut)
     return max(places.values(), key=len)[-1] if places else None
+
+
+def by_place(subject: Subject, found: GradientByPlace) -> Finding:
+    """Explain samples that train a parameter in some places of the batch only."""
+    return violated(
+        "gradient-by-place",
+        f"whether a sample trains {names_text(list(found.names))} depends on its place in the batch",
+        culprits=[parameter(subject, n, "trained from some places only") for n in found.names[:8]],
+        location=_cut(subject),
+        observed=f"sample {found.sample} has the same output in places {found.places[0]} and {found.places[1]}; "
+        f"its gradient by {found.name} has a norm of {found.norms[0]:.4g} there and {found.norms[1]:.4g} here",
+        cause="the gradient is cut, or scaled, for some places of the batch",
+        because="all samples moved by one place and all outputs moved with them, so the model is the same function",
+        fix="let gradients pass for every sample; what decides that some do not must belong to the sample",
+        evidence={"parameters": list(found.names)},
+    )
+
+
+def _cut(subject: Subject) -> Location | None:
+    """Return the first line of the user's forwards that cuts a gradient."""
+    for module in subject.model.modules():
+        kind = type(module)
+        if sources.is_own_class(kind):
+            pattern = r"\.detach\(|no_grad|\.data\b|register_hook|requires_grad"
+            if (place := sources.search(kind, pattern)) is not None:
+                return place
+    return sources.of_own_class(subject.model)

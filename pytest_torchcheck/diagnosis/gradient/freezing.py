@@ -27,13 +27,13 @@ from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
 from ..training.name_tests import keeps_on
-from .shared_modules import frozen_through, named
+from .heads import frozen_through, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ...subject import Subject
-    from .shared_modules import Alias
+    from .heads import Alias
 
 _SWITCH = r"\.requires_grad\s*=(?!=)|\brequires_grad_\("
 _ON = re.compile(

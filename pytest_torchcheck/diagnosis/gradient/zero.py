@@ -16,8 +16,7 @@ from ...loop.checkpoints import STEPS
 from ...objects import trees
 from ...objects.trees import dense
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
-from ...probes.gradient.uses import where_parted
-from ...probes.positions.doubled import find_doubled
+from ...probes.positions.doubled import find_doubled, where_parted
 from ...probes.recorded.watch import Watch
 from ...runs.again import forward_and_loss
 from ...runs.liveness.closed_gates import closed_gate
@@ -28,7 +27,7 @@ from ...subject.gradients import clear_gradients
 from ...subject.optimizers import optimizers_of
 from ...text.wording import names_text
 from ...verdicts import violated
-from ..loss.at_start import initialisation_line
+from ..loss.bounds import initialisation_line
 from ..training.zeroing_lines import zeroing_lines
 from .cuts import CAUSES
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from ...probes.gradient.penalties import PartialNorm
     from ...probes.gradient.surrogates import DeadTerm
+    from ...probes.loss.axes import FocalMean
     from ...probes.loss.consumption import Broadcast
     from ...probes.loss.directions import Direction
-    from ...probes.loss.focal import FocalMean
     from ...runs.losses.consumption import LossEvidence
     from ...subject import Subject
 

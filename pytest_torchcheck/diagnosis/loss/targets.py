@@ -20,7 +20,7 @@ from ...runs.losses.consumption import loss_calls
 from ...verdicts import suspicious, violated
 from ..gradient.non_finite import evidence_of, remedy, writers
 from .consumed import loss_line
-from .divisors import Divisors
+from .weights import Divisors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

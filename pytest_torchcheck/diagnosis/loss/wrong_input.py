@@ -1,4 +1,4 @@
-"""Losses that are given something else than they are defined for."""
+"""Losses that are given something else than they are defined for, and replace the NaN that comes of it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from ...probes.loss.axes import Scattered
 from ...verdicts import suspicious, violated
 from ..crashes.losses_called import criterion_culprits
 from ..lines.passed_on import forward_returned
+from .consumed import culprit, loss_line
 
 if TYPE_CHECKING:
     from ...probes.loss.axes import Crossed
     from ...probes.loss.consumption import LogOf, LossCall
     from ...probes.loss.noise import NoiseTarget
+    from ...probes.loss.slopes import Lost
+    from ...probes.loss.undefined import Undefined
     from ...probes.recorded.watch import Op
     from ...runs.losses.consumption import Consumed
     from ...subject import Subject
-
-from .consumed import culprit, loss_line
 
 _WRONG_INPUT = {
     "double-softmax": (
@@ -339,4 +340,34 @@ def noise_target(found: NoiseTarget, other: Op | None) -> Finding:
         else f"the prediction is computed from other noise than it is compared with{on_line(place)}",
         because="only these random numbers differed between runs with one seed",
         fix="draw the noise once, and pass the same tensor on to what adds it to the input",
+    )
+
+
+def hidden_nan(found: Undefined, lost: Lost | None) -> Finding:
+    """Explain entries of an output that no longer count, since a function is not defined for them.
+
+    Args:
+        found: The function.
+        lost: The entries; None in a step of the user's, where it was not tried whether they count elsewhere.
+    """
+    place = found.op.location
+    numbers = f"{found.count} of {found.total} finite numbers"
+    culprits = [Culprit("call", found.op.name, f"NaN for {numbers}", place)]
+    if lost is not None:
+        culprits.append(Culprit("output", lost.path, "entries without a gradient", place))
+        summary = f"{lost.count} of {lost.total} entries of {lost.path} are left out of the loss: NaN is replaced there"
+        because = "the gradient of the loss by these entries is 0 here, and not 0 for other outputs"
+    else:
+        summary = f"{found.op.name} gives NaN for {numbers}, which the loss replaces"
+        because = "the gradient that backward sent to these numbers is 0"
+    return (suspicious if lost is None else violated)(
+        "nan-hidden",
+        summary,
+        culprits=culprits,
+        location=place,
+        observed=f"{found.op.name} gives NaN for {numbers} (as far as {found.extreme:.3g}), and the loss is finite",
+        cause=f"{found.op.name} is not defined for these numbers, and what replaces the NaN has no gradient",
+        because=because,
+        fix=f"make the argument{on_line(place)} one for which {found.op.name} is defined (softplus, exp, or a "
+        "prediction of the logarithm itself), and do not replace NaN",
     )

@@ -35,11 +35,10 @@ from ...subject.remembered import remembered
 from ...verdicts import violated
 from ..crashes.place import Place
 from ..lines.conditions import choosing_dimensions, dimensions_of_owner
-from .batch_first import built_for_time_first
+from .batch_first import built_for_time_first, exchanged, extended, reordered, sorted_alone
 from .eval_lines import (
     eval_run,
 )
-from .orders import exchanged, extended, reordered, sorted_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

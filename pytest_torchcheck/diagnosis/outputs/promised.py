@@ -12,12 +12,12 @@ from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
+from ...probes.positions.hiding import find_query_mask
 from ...probes.positions.lengthening import first_lengthening
-from ...probes.positions.mask_axes import find_query_mask
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..crashes.place import Place
-from ..loss.at_start import initialisation_line
+from ..loss.bounds import initialisation_line
 from . import mask_lines, places
 from .mask_lines import not_hidden
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...findings import Location
+    from ...probes.positions.hiding import LaidMask
     from ...probes.positions.lengthening import Lengthened
-    from ...probes.positions.mask_axes import LaidMask
     from ...promises import Causal, PaddingInvariant
     from ...subject import Subject
 

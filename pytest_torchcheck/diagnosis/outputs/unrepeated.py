@@ -1,4 +1,4 @@
-"""What a contract is made of and no seed repeats: the model that its factory builds, the batch of its function."""
+"""What of a contract no seed repeats, its model or its batch; statistics that hold the last batch only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ...subject import Subject
 
@@ -96,4 +96,30 @@ def _explain(
         else "the seeds of torch, random and NumPy were equal",
         fix="draw from torch's generator, which is seeded, or create a generator seeded with "
         "torch.initial_seed()",
+    )
+
+
+def forgotten(subject: Subject, kept: Mapping[str, float]) -> Finding:
+    """Explain norms that keep less than a tenth of their running statistics in each step: some are published so.
+
+    Args:
+        subject: Whose model.
+        kept: By name of the norm, the share that a training forward keeps.
+    """
+    name, share = next(iter(kept.items()))
+    place = sources.of_parameter(subject.model, name)
+    momentum = getattr(subject.model.get_submodule(name), "momentum", 1 - share)
+    return suspicious(
+        "statistics-forgotten",
+        f"the running statistics of {names_text(list(kept))} keep {share:.1%} of what they held in each step",
+        culprits=[
+            Culprit("module", n, "forgets", sources.of_parameter(subject.model, n)) for n in kept
+        ],
+        location=place,
+        observed=f"of two training forwards on one batch, the second moves {name}.running_mean by {share:.1%} of "
+        "what the first does",
+        cause=f"momentum={momentum:g} weighs the new batch: evaluation uses the statistics of the last batches alone",
+        because="torch computes running = (1 - momentum) * running + momentum * batch; other frameworks have "
+        "it the other way round",
+        fix=f"write momentum={1 - momentum:.3g}{on_line(place)}",
     )

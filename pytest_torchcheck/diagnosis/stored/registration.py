@@ -1,4 +1,4 @@
-"""What is not registered, registered late or listed many times, or under one name twice, explained."""
+"""What is not registered, registered late or listed many times, under one name twice, or never called, explained."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ...explanation import listed, on_line
 from ...findings import Culprit, Finding, Location
 from ...probes.holding.held_by_models import CONTAINERS
 from ...runs.training.observation import observe
+from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..lines.unread import target_of
 from ..loss.target_origins import helper_returns
@@ -24,8 +25,8 @@ from .structure import find_repetition, speaks_of_sharing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...findings import Location
     from ...probes.holding.held_by_models import Holding
+    from ...runs.liveness.backward_methods import Uncalled
     from ...subject import Subject
 
 
@@ -334,3 +335,27 @@ def _numbered(value: ast.expr, number: str) -> bool:
     parts = [n.value for n in ast.walk(value) if isinstance(n, ast.FormattedValue)]
     parts += [a for n in ast.walk(value) if isinstance(n, ast.Call) for a in n.args]
     return any(isinstance(part, ast.Name) and part.id == number for part in parts)
+
+
+def uncalled_backward(subject: Subject, found: list[Uncalled]) -> Finding:
+    """Explain a module whose own backward nobody calls."""
+    one, names = found[0], [each.name for each in found]
+    made, method = sources.of_parameter(subject.model, one.name), sources.of_object(one.method)
+    kind = one.kind.__name__
+    return violated(
+        "backward-uncalled",
+        f"{kind}.backward is never called: autograd differentiates the forward of {names_text(names)} instead",
+        culprits=[
+            *(
+                Culprit("module", name, kind, sources.of_parameter(subject.model, name))
+                for name in names
+            ),
+            Culprit("call", f"{kind}.backward", "is never called", method),
+        ],
+        location=made or method,
+        observed=f"in one training step the forward of {one.name} ran, and its backward did not",
+        cause=f"{kind} is a module, and autograd looks for a backward only in a torch.autograd.Function",
+        because=f"{one.name}.backward was replaced by one that notes its calls, and noted none",
+        fix=f"move it to a torch.autograd.Function, with backward(ctx, grad) as a static method{on_line(method)}, and "
+        "apply that in the forward",
+    )

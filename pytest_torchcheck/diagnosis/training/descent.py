@@ -11,7 +11,7 @@ from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...probes.gradient.provenance import find_stops
-from ...probes.gradient.straight_through import wrong_way_round
+from ...probes.gradient.surrogates import wrong_way_round
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.again import forward_and_loss
 from ...runs.losses.followed import SURE

@@ -9,7 +9,7 @@ from ...findings import Culprit, Finding
 from ...verdicts import violated
 from ..replay import where_loss_is_made_anew
 from ..trace import Backward, Forward, LoadState, OptimizerStep, Trace
-from .clip_calls import clips
+from .clipping import clips
 from .kept_weights import kept_as_it_is
 from .wording import at, call, few
 

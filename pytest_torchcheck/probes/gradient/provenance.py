@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ... import sources
 from ..recorded.flow import CutKind, Flow, Loss
+from ..recorded.operations import gradients_kept, record_step
 from ..recorded.recording import DERIVATIVE, SWITCHES, Recorder
-from ..recorded.steps import gradients_kept, record_step
 from ..recorded.unread import Returned
 from ..recorded.watch import Op, describe
 from .zeros import ZeroGradient, find_zero_gradient, find_zero_gradients

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ..recorded.operations import gradients_kept, record_step, values_behind
 from ..recorded.recording import Recorder
-from ..recorded.steps import gradients_kept, record_step, values_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from ... import sources
 from ..recorded.divergence import Divergence
-from ..recorded.operations import fingerprint
-from ..recorded.steps import gradients_kept
+from ..recorded.operations import fingerprint, gradients_kept
 from ..recorded.watch import Op, Watch, describe, name_of, readable, tensors_in
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Calls with a gradient that keep their value while their operands move, calls that pass no gradient on, and terms of a loss that are dead."""
+"""Calls that keep their value while their operands move, pass no gradient on, or the wrong one; dead terms."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..recorded.recording import DERIVATIVE
+from ..recorded.operations import record_step
+from ..recorded.recording import DERIVATIVE, Recorder
 from ..recorded.watch import Op, Watch, name_of, readable, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..recorded.watch import Op
+    from torch import nn
 
+    from ..recorded.values import Call, Value
 
 _FLAT = frozenset(
     {
@@ -188,3 +190,69 @@ class DeadTerms:
     def _source(self, tensor: Tensor) -> Op | None:
         known = self._constant.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
+
+
+_ADDITIONS = ("add", "__add__", "__radd__", "add_", "__iadd__")
+_DIFFERENCES = ("sub", "__sub__", "sub_", "__isub__", "subtract")
+
+
+def wrong_way_round(run: Callable[[], object], module: nn.Module) -> Op | None:
+    """Return the sum ``a + (z - a).detach()`` whose ``a`` is computed from ``z`` without a gradient.
+
+    Its value is ``z``, as if nothing had been computed of it, and the gradient goes to ``a`` and never comes to
+    ``z``. An estimator has the value of what is computed (a quantised value, a hard choice), and the gradient of
+    what it is computed from. A factor on a gradient is written in the same way, and its ``a`` passes a gradient on.
+
+    Args:
+        run: Returns the loss.
+        module: The model.
+
+    Returns:
+        The operation that adds, or None. Cost: one recorded forward and loss.
+    """
+    recorder = Recorder(module)
+    try:
+        record_step(run, recorder, backward=False)
+        return next((call.op for call in recorder.calls if _is_wrong(call)), None)
+    finally:
+        recorder.release()
+
+
+def _is_wrong(call: Call) -> bool:
+    sign = _verb(call) in _DIFFERENCES
+    if len(call.inputs) != 2 or not (sign or _verb(call) in _ADDITIONS):
+        return False
+    carrier, stopped = sorted(call.inputs, key=lambda v: not v.tensor.requires_grad)
+    if not carrier.tensor.requires_grad or (sign and call.inputs[0] is not carrier):
+        return False
+    maker = stopped.maker
+    if maker is None or _verb(maker) != "detach" or (apart := maker.inputs[0].maker) is None:
+        return False
+    if _verb(apart) not in _DIFFERENCES or len(apart.inputs) != 2:
+        return False
+    kept, taken = reversed(apart.inputs) if sign else apart.inputs
+    value = kept.tensor
+    if taken is not carrier or not value.requires_grad or not _comes_from(carrier, kept):
+        return False
+    ones = torch.ones_like(carrier.tensor)
+    grads = torch.autograd.grad(carrier.tensor, value, ones, retain_graph=True, allow_unused=True)
+    return grads[0] is None
+
+
+def _verb(call: Call) -> str:
+    return call.op.name.rpartition(".")[2]
+
+
+def _comes_from(value: Value, source: Value) -> bool:
+    """Say whether a value is computed from another one, by any way: also by one that no gradient goes."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        one = left.pop()
+        if one is source:
+            return True
+        if id(one) in seen or one.maker is None:
+            continue
+        seen.add(id(one))
+        left += one.maker.inputs
+    return False

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ..recorded.operations import gradients_kept, record_step, values_behind
 from ..recorded.recording import Recorder
-from ..recorded.steps import gradients_kept, record_step, values_behind
 from ..recorded.watch import Op, describe, tensors_in
 from .paths import Ahead, Stopped
 

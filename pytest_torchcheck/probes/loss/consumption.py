@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from ..gradient.surrogates import DeadTerms
 from ..recorded.watch import Op, Watch, name_of
-from .axes import CrossedAxes
+from .axes import CrossedAxes, FocalMeans
 from .directions import Comparisons
-from .focal import FocalMeans
 from .noise import NoiseTargets
 from .undefined import UndefinedValues
 

@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ...objects import trees
+from ...record.modes import Observer
 from ...state import seed_everything
 from ...subject.errors import SubjectError
+from ..recorded.watch import name_of
 from .arguments import targets_of, with_target
+from .consumption import SQUASHING
 from .terms import leaves_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...batches import Batch
     from ...subject import Subject
 
@@ -245,3 +251,65 @@ def _sides(
             return None
         ways.append(found.by_output[path] * sign)
     return (ways[0] > 0) & (ways[1] > 0), (ways[0] < 0) & (ways[1] < 0)
+
+
+class Stretched(Observer):
+    """Spread what one call of a softmax or sigmoid is given, around its mean.
+
+    Args:
+        number: Which call of a squashing function, from 0, as in :class:`LogOf`.
+        span: From the lowest to the highest value.
+    """
+
+    def __init__(self, number: int, span: float) -> None:
+        self._left, self._span = number, span
+
+    def around(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+        """Call the function, with its first argument spread where it is the one."""
+        if name_of(func).rpartition(".")[2] in SQUASHING:
+            self._left -= 1
+            if self._left == -1 and args and isinstance(args[0], Tensor):
+                given = args[0]
+                centred = given - given.mean()
+                reach = float(centred.abs().max())
+                args = (centred * (self._span / reach) if reach else given, *args[1:])
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Entries of an output without a pull, which have one where no NaN is made; plain data.
+
+    Attributes:
+        path: Of the output.
+        count: How many entries.
+        total: Of how many.
+    """
+
+    path: str
+    count: int
+    total: int
+
+
+def lost_entries(loss: LossOfOutput, base: Slopes) -> Lost | None:
+    """Find the output whose entries have no pull where it is, and one elsewhere: they count, and are left out.
+
+    Args:
+        loss: The loss as a function of the output.
+        base: Its slopes there, finite.
+    """
+    for path, slope in base.by_output.items():
+        values = loss.outputs[path].detach()
+        if values.shape != slope.shape or not values.is_floating_point():
+            continue
+        idle = slope == 0
+        if not bool(idle.any()):
+            continue
+        for other in (-values, values.abs(), 0.1 * values, values.abs().mean().expand_as(values)):
+            there = loss.at(path, other.contiguous()).slopes()
+            if there is None or not there.finite or path not in there.by_output:
+                continue
+            count = int((idle & (there.by_output[path] != 0)).sum())
+            if count:
+                return Lost(path=path, count=count, total=values.numel())
+    return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..recorded.steps import gradients_kept
+from ..recorded.operations import gradients_kept
 from ..recorded.watch import Watch, in_backward, readable, tensors_in
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...record.modes import KernelObserver
-from ..recorded.steps import gradients_kept
+from ..recorded.operations import gradients_kept
 from ..recorded.watch import Op, Watch, describe, in_backward, name_of, storage_of, tensors_in
 from .domains import (
     NonFinite,

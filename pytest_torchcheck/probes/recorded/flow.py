@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..gradient.paths import Ahead
+from .operations import values_behind
 from .recording import DERIVATIVE, IMPORTS, Recorder
-from .steps import values_behind
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.gradient.penalties import PartialNorm
     from ...probes.gradient.surrogates import DeadTerm
-    from ...probes.loss.axes import Crossed, Scattered
+    from ...probes.loss.axes import Crossed, FocalMean, Scattered
     from ...probes.loss.directions import Direction
-    from ...probes.loss.focal import FocalMean
     from ...probes.loss.noise import NoiseTarget
     from ...probes.loss.slopes import LossOfOutput
     from ...probes.loss.terms import IdleTerm

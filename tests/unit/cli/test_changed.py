@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_torchcheck.cli import changed, main
-from pytest_torchcheck.cli.importing import Project
+from pytest_torchcheck.cli.changed import Project
 
 FILES = {
     "src/mill/__init__.py": "",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_torchcheck import Contract, promises
-from pytest_torchcheck.probes.positions.mask_axes import find_query_mask
+from pytest_torchcheck.probes.positions.hiding import find_query_mask
 
 
 class Reader(nn.Module):

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
-from pytest_torchcheck.probes.gradient.uses import where_parted
 from pytest_torchcheck.probes.gradient.zeros import find_zero_gradient
+from pytest_torchcheck.probes.positions.doubled import where_parted
 
 X, Y = torch.linspace(-1, 1, 20).view(5, 4).sin(), torch.linspace(1, -1, 15).view(5, 3)
 
