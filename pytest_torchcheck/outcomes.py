@@ -123,7 +123,7 @@ def misnamed(error: UnknownNameError) -> Explanation:
         cause="the name is misspelt, or what it named has another name now",
         because="a promise that names nothing holds nothing, and would pass without a look",
         fix=f"write {error.near!r}" if error.near else "name one of those that there are",
-        culprits=(Culprit(kind="promise", name=error.given),),
+        culprits=(Culprit("promise", error.given),),
     )
 
 

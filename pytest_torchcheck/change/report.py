@@ -209,7 +209,7 @@ def _outputs(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     culprits = []
     if place.cls:
         name = place.module or place.cls
-        culprits = [Culprit(kind="module", name=name, detail=place.cls, location=place.line)]
+        culprits = [Culprit("module", name, place.cls, place.line)]
     known = _texts(place, beside)
     kinds = list(dict.fromkeys(d.kind for v in found.changed for d in v.differences))
     noun = {
@@ -256,7 +256,7 @@ def _state(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     return verdicts.violated(
         "state-changed",
         f"the state dict changed since {beside.shown}: {lines[0]}",
-        culprits=[Culprit(kind="parameter", name=name) for name in dict.fromkeys(names[:_MOST])],
+        culprits=[Culprit("parameter", name) for name in dict.fromkeys(names[:_MOST])],
         location=place.line,
         observed=f"{'; '.join(lines[:_MOST])}{more}",
         cause=known["cause"],
@@ -279,10 +279,7 @@ def _initial(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     return verdicts.violated(
         "initial-weights-changed",
         f"{first.name} has different initial values from those at {beside.shown}",
-        culprits=[
-            Culprit(kind="parameter", name=one.name, detail=one.fact)
-            for one in found.initial[:_MOST]
-        ],
+        culprits=[Culprit("parameter", one.name, one.fact) for one in found.initial[:_MOST]],
         location=place.line,
         observed=f"{first.name}: {first.fact}"
         + (f"; {count - 1} more changed too" if count > 1 else ""),
@@ -300,7 +297,7 @@ def _cost(subject: Subject, found: Judgement, beside: Beside) -> Finding:
     return verdicts.violated(
         "cost-changed",
         f"a training step costs more than at {beside.shown}: {' '.join(told[0])}",
-        culprits=[Culprit(kind="call", name="training step")],
+        culprits=[Culprit("call", "training step")],
         location=place.line,
         observed="; ".join(map(" ".join, told)),
         cause=known["cause"],

@@ -228,7 +228,6 @@ def _holding(subject: Subject, difference: tuple[str, float], shared: list[str])
         "copy-depends",
         f"a deep copy of {type(subject.model).__name__} uses {name} of the original",
         culprits=[Culprit("parameter", n, "shared with the copy", place) for n in shared[:4]],
-        location=place,
         observed=f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
         "original's parameters changed",
         cause=f"the copy receives the original's {name} instead of a copy of it",

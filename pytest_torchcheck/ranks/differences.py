@@ -110,7 +110,6 @@ def late_parameters(subject: Subject, late: list[str]) -> Finding:
         f"{listed(late)} {'is' if len(late) == 1 else 'are'} created after wrapping, so the ranks never average "
         f"{'its gradient' if len(late) == 1 else 'their gradients'}",
         culprits=[Culprit("parameter", name, "not there when wrapped", place) for name in late[:8]],
-        location=place,
         observed=f"{len(late)} parameters that did not exist when the model was wrapped exist after the first steps",
         cause="DistributedDataParallel knows only the parameters that the model has when it is wrapped",
         because="the names of all parameters were compared before and after the steps",

@@ -123,7 +123,6 @@ def _labels_wrong(
                 Culprit("input", name, "ignored"),
                 Culprit("function", function, "computes the loss", place),
             ),
-            location=place,
             observed=f"loss {plain:.6g} with the batch's labels, and with others",
             cause="the labels are taken from the batch but not compared with the output",
             because=f"only {name} {list(labels.shape)} changed between two forwards",

@@ -129,7 +129,6 @@ def idle(flag: Flag) -> Finding:
             Culprit("module", name, f"requires_grad={flag.value}", flag.location)
             for name in flag.names[:4]
         ),
-        location=flag.location,
         observed=f"{flag.parameters} parameters {still}",
         cause=("requires_grad is an attribute of tensors; on a module it is a new attribute that "
             "nothing reads"),

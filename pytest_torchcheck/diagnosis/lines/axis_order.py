@@ -31,7 +31,6 @@ def axes_swapped(wrong: list[Moved]) -> Finding:
             *(Culprit("module", name, location=one.location) for name in list(modules)[:3]),
             Culprit("call", one.name, "divides the elements anew", one.location),
         ],
-        location=one.location,
         observed=f"{list(one.given)} is read as {list(one.made)}{more}",
         cause=f"the {one.name}{on_line(one.location)} takes the place of a transpose: it keeps the elements "
         "in their order and divides them anew",

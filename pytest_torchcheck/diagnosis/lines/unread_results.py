@@ -86,7 +86,6 @@ def only_last(subject: Subject, found: OnlyLast) -> Finding:
             Culprit("call", found.text, "its earlier results are not read", found.location),
             Culprit("input", found.path, "counts at its last position only"),
         ],
-        location=found.location,
         observed=f"line {line} computes {found.text} {found.calls} times in one forward; no operation uses the "
         f"first {found.calls - 1} results",
         cause="each turn replaces the result of the one before it without reading it",

@@ -54,8 +54,8 @@ def unbounded(
         "loss-unbounded",
         f"the loss falls without end as {name} goes to {way}",
         culprits=[
-            Culprit(kind="output", name=name, detail=f"goes to {way}", location=place),
-            Culprit(kind="loss", name="loss", detail="has no lowest value", location=place),
+            Culprit("output", name, f"goes to {way}", place),
+            Culprit("loss", "loss", "has no lowest value", place),
         ],
         observed=f"with {name} shifted by {sign * 1e3:g}{without}, the loss of a training forward is {lowest:.4g}",
         cause=f"a term in {name} has the wrong sign: it rewards what it should limit",
@@ -104,7 +104,6 @@ def one_suits_all(subject: Subject, found: Suited) -> Finding:
         culprits=[
             Culprit("target", found.target, f"has no effect where it is {found.idle}", place)
         ],
-        location=place,
         observed=f"the loss is {found.before:.4g} as the model is, and {found.after:.2g} for one number in every entry",
         cause=f"the weight of a label is the label itself, or a mask drops all that are {found.idle}",
         because=f"the gradient is exactly 0 at every label of {found.idle}, which are {found.share:.0%} of the labels",

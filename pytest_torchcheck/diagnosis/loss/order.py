@@ -145,7 +145,6 @@ def deaf_gradient(subject: Subject, loss: LossOfOutput | None, found: Deaf) -> F
             *(Culprit("target", path, "does not reach the gradient") for path in found.paths),
             Culprit("loss", "loss", "has the gradient of something else", place),
         ],
-        location=place,
         observed=f"{len(found.values)} other targets give losses from {min(found.values):.4g} to "
         f"{max(found.values):.4g} instead of {found.base:.4g}, and the same gradient each time",
         cause="the part of the loss that compares with the targets is cut off from its gradient",

@@ -191,7 +191,6 @@ def without_effect(paths: list[str], lost: Unread) -> Finding:
             *(Culprit("target", path, "has no influence") for path in paths),
             Culprit("call", lost.op, "its result is never read", place),
         ],
-        location=place,
         observed=f"changed values of {what} leave the loss bit-equal for the same output",
         cause=f"line {place.line} computes {lost.text}, and nothing reads it",
         because=f"no later operation of the loss was given the result of {lost.op}",
@@ -381,7 +380,6 @@ def turned_levels(found: Levels) -> Finding:
         "loss-sign",
         f"the loss holds the levels {held}, and pulls the entries of {found.path} to the quantiles {measured}",
         culprits=[Culprit("loss", "loss", "weighs the two sides of the target", found.place)],
-        location=found.place,
         observed=f"far above and far below the target, each of the {len(found.held)} entries makes the loss "
         "rise linearly",
         cause="the error has the other sign: what is to weigh predictions that are too low weighs those "

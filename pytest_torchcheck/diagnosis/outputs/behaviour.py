@@ -95,7 +95,6 @@ def train_overridden(subject: Subject, names: tuple[str, ...]) -> Finding:
         "train-overridden",
         f"{cls.__name__}.train does not take a mode, so eval() and train() do not work",
         culprits=[Culprit("module", n or "the model itself", location=place) for n in names],
-        location=place,
         observed=f"the signature is train{inspect.signature(cls.train)}",
         cause="Module.eval() calls self.train(False), which this class uses for something else",
         because="torch.nn.Module.train takes one argument, mode: bool = True; the checks set the "
@@ -122,7 +121,6 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             "numpy-random" if source == "np.random" else "python-random",
             f"the training forward draws from {source}, which torch.manual_seed does not seed",
             culprits=[Culprit("call", source, place.op, place.location)],
-            location=place.location,
             observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
             "same torch seed",
             cause=f"{source} has its own global state",
@@ -192,7 +190,6 @@ def reseeded(subject: Subject) -> Finding | None:
         "reseeds",
         "the forward seeds torch itself: every step draws the same random numbers",
         culprits=[Culprit("call", found.op or "torch.manual_seed", "in forward", found.location)],
-        location=found.location,
         observed="two seeds give the same training forward, although random numbers are drawn",
         cause="a seed is set inside the forward",
         because="the generator's state is set by this line",

@@ -115,7 +115,6 @@ def part_with_statistics(
         "modes-differ",
         f"train and eval mode agree at the first running statistics, and differ once {kind} has moved",
         culprits=[Culprit("buffer", name, "read in eval mode", place) for name in deciding[:_MOST]],
-        location=place,
         observed=f"with other values in {names_text(deciding[:_MOST])} the outputs differ by "
         f"{distance:.3g} (relative)",
         cause=f"the code for eval mode uses {kind} differently than the norm layer does",

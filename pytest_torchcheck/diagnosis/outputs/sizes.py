@@ -114,7 +114,6 @@ def step_swallows(subject: Subject, batch: Batch, error: Swallowed) -> Finding:
         "error-swallowed",
         f"the step trains on {size + 1} samples and learns nothing from {size}: it catches {error.kind}",
         culprits=(Culprit("call", place.function or "train_step", f"raises {error.kind}", place),),
-        location=place,
         observed=f"with {batch.describe()} the step returns, but no parameter changes and no gradient is left",
         cause=f"{error.kind} is raised at {place.file.rpartition('/')[2]}:{place.line} and caught inside the step",
         because=f"no such error comes with {size + 1} samples; with {size} it says: {error.text}",

@@ -281,7 +281,6 @@ def old_checkpoint_not_loaded(
         "old-checkpoint-not-loaded",
         f"the checkpoint {promise.shown} does not load strictly: {lines[0]}",
         culprits=[Culprit("parameter", n, location=place) for n in dict.fromkeys(names[:_MOST])],
-        location=place,
         observed=f"{'; '.join(lines[:_MOST])}{more}",
         cause="the layers were renamed, added, removed or resized since it was written",
         because=f"load_state_dict raised; {len(old) - len(change.removed)} of {len(old)} entries are still there",

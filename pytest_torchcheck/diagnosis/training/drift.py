@@ -253,7 +253,6 @@ def statistics(subject: Subject, names: list[str]) -> Finding:
         "frozen-statistics",
         f"{names_text(names)} of a frozen part {'drifts' if len(names) == 1 else 'drift'} during training",
         culprits=[Culprit("buffer", name, "changed by training steps", place) for name in names],
-        location=place,
         observed=f"{len(names)} buffers differ after a few training steps",
         cause=f"{type(owner).__name__} {owner_name} runs in training mode, so it updates its "
         "statistics",
@@ -354,7 +353,7 @@ def _built(subject: Subject, name: str) -> list[Culprit]:
     paths = [".".join(parts[:depth]) for depth in range(1, len(parts))]
     owner = next((p for p in paths if "train" in vars(type(subject.model.get_submodule(p)))), None)
     place = sources.of_parameter(subject.model, owner) if owner else None
-    made = Culprit(kind="module", name=owner or "", detail="is built here", location=place)
+    made = Culprit("module", owner or "", "is built here", place)
     return [made] if place is not None else []
 
 

@@ -33,10 +33,7 @@ def walked(subject: Subject, place: Location) -> tuple[Culprit, ...]:
     ran = lines_of_step(subject, place.file)
     return tuple(
         Culprit(
-            kind="call",
-            name=sources.assigned_name(line) or "loop",
-            detail="chooses what it is applied to",
-            location=line,
+            "call", sources.assigned_name(line) or "loop", "chooses what it is applied to", line
         )
         for line in deciding(place)
         if line.line in ran
@@ -60,10 +57,7 @@ def stale(subject: Subject, kept: Mapping[str, str], average: str) -> Finding:
         "average-statistics",
         f"{name} keeps its initial values, while {source}, from which it was copied, changes",
         culprits=[
-            *(
-                Culprit(kind="buffer", name=each, detail="does not follow", location=location)
-                for each in kept
-            ),
+            *(Culprit("buffer", each, "does not follow", location) for each in kept),
             *loops,
         ],
         location=location,
@@ -91,7 +85,6 @@ def frozen_average(subject: Subject, pairs: Mapping[str, str], moved: float) -> 
         f"{names_text(names)} {'is' if len(names) == 1 else 'are'} promised to be frozen, but the step "
         f"averages trained parameters into {'it' if len(names) == 1 else 'them'}",
         culprits=[Culprit("parameter", n, f"moves towards {pairs[n]}", place) for n in names],
-        location=place,
         observed=f"max|after - before| = {moved:.3g}; each update moves them a part of the way to the "
         "parameters that they started as copies of",
         cause="Frozen promises that a parameter stays as it is; what the step keeps here is a moving average",
@@ -116,7 +109,6 @@ def shortened(subject: Subject, shrunk: Mapping[str, float], pairs: Mapping[str,
         "average-statistics",
         f"{name} is an average of unit vectors, and no unit vector itself",
         culprits=[Culprit("buffer", each, "is averaged", place) for each in shrunk],
-        location=place,
         observed=f"its length departs from 1 by {shrunk[name]:.3g} within 3 steps, that of {pairs[name]} by rounding",
         cause="the mean of vectors of different directions is shorter than they are",
         because=f"each step keeps {pairs[name]} at length 1, and the output changes with the length of {name}",
@@ -157,7 +149,6 @@ def one_memory(subject: Subject, within: Mapping[str, str]) -> Finding:
         "average-shared",
         f"{name} is the memory of {other}: it moves with every step",
         culprits=[Culprit("buffer", each, f"is {within[each]} itself", place) for each in within],
-        location=place,
         observed=f"{counted(len(within), 'buffer')} at the address of a trained parameter",
         cause="a buffer was registered that shares its memory with a parameter: detach() and .data copy nothing",
         because=f"both are at one address; what is written to {name} is written to {other}, and what the optimizer "
@@ -182,11 +173,7 @@ def pushed_away(wrong: dict[str, float], source: str, name: str, place: Location
     return violated(
         "average-pushed-away",
         f"{name} moves away from {source}, although it started as a copy of it",
-        culprits=[
-            Culprit(kind="parameter", name=each, detail="moves away", location=place)
-            for each in wrong
-        ],
-        location=place,
+        culprits=[Culprit("parameter", each, "moves away", place) for each in wrong],
         observed=f"each update moves it against the difference {source} - {name} (cosine {wrong[name]:.3f})",
         cause="the update of the average has the wrong sign",
         because="an average of the weights lies between its old value and theirs, for any decay",
@@ -229,13 +216,8 @@ def not_averaged(
         "average-differs",
         f"{target}.{name} is not the moving average of {source}.{name} with decay {decay:g}",
         culprits=(
-            Culprit(
-                kind="parameter",
-                name=f"{target}.{name}",
-                detail=f"off by {error:.3g}",
-                location=place,
-            ),
-            Culprit(kind="parameter", name=f"{source}.{name}", detail="its source"),
+            Culprit("parameter", f"{target}.{name}", f"off by {error:.3g}", place),
+            Culprit("parameter", f"{source}.{name}", "its source"),
         ),
         observed=f"after one step {target}.{name} is off by {error:.3g}",
         cause=cause,
@@ -261,18 +243,8 @@ def parted(
         "replicas-differ",
         f"{a} and {b} differ by {distance:.3g} after step {step}",
         culprits=(
-            Culprit(
-                kind="parameter",
-                name=b,
-                detail=f"differs from {a}",
-                location=sources.of_parameter(subject.model, b),
-            ),
-            Culprit(
-                kind="parameter",
-                name=a,
-                detail="its replica",
-                location=sources.of_parameter(subject.model, a),
-            ),
+            Culprit("parameter", b, f"differs from {a}", sources.of_parameter(subject.model, b)),
+            Culprit("parameter", a, "its replica", sources.of_parameter(subject.model, a)),
             *loops,
         ),
         location=place or fallback,

@@ -198,7 +198,6 @@ def uncounted(subject: Subject, optimizer: torch.optim.Optimizer, name: str) -> 
         "steps-not-counted",
         f"{kind.__name__} keeps the number of its steps in {name}, and never changes it",
         culprits=[Culprit("optimizer", name, "does not grow", place)],
-        location=place,
         observed=f"{name} is the same after 4 steps and after 8",
         cause=f"{name} = {name} + ... gives the local name another value, and leaves the state as it is"
         if local is not None

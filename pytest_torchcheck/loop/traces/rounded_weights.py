@@ -88,7 +88,6 @@ def rounding_findings(trace: Trace) -> Iterator[Finding]:
                 Culprit("call", event.name, f"makes them {event.dtype}", event.place),
                 *(Culprit("parameter", name, "rounded") for name in event.rounded[:3]),
             ),
-            location=event.place,
             observed=f"{len(event.rounded)} float32 parameters hold only values of {event.dtype} "
                 "after conversion back to float32, and held others before",
             cause="a module is converted in place: the trained model loses the low digits of its "
