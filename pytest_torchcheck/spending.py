@@ -6,7 +6,6 @@ import re
 import time
 from typing import TYPE_CHECKING, Final
 
-from .state import seed_everything
 from .subject.errors import SubjectError
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ def plain_step_seconds(subject: Subject) -> float | None:
     """
     times = []
     try:
-        with subject.pristine(steps=True, train=True) as model:
-            seed_everything(subject.seed)
+        with subject.pristine(steps=True, train=True, seeded=True) as model:
             made = subject.make_optimizer(model)
             for _ in range(2):
                 batch = subject.batch().clone()

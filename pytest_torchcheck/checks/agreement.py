@@ -138,9 +138,7 @@ def _by_graph(subject: Subject, without: dict[str, torch.Tensor]) -> float:
         return 0.0
 
     def run(*, graph: bool) -> dict[str, torch.Tensor]:
-        with subject.pristine() as model, torch.set_grad_enabled(graph):
-            model.train()
-            seed_everything(subject.seed)
+        with subject.pristine(train=True, seeded=True) as model, torch.set_grad_enabled(graph):
             return copied(subject.call(model, subject.batch().clone()))
 
     distance = gap(run(graph=True), without)

@@ -388,8 +388,6 @@ def _feeds_parameters(subject: Subject) -> bool:
                     fed.append(True)
                 drawn.update((id(t), t) for t in made)
 
-    with subject.pristine() as model, Follow(model):
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, Follow(model):
         subject.call(model, subject.batch().clone())
     return bool(fed)

@@ -17,7 +17,6 @@ from ..runs.remembering import remembered
 from ..runs.training.steps import trajectory
 from ..runs.variants.largest import at_batch, exchanged, sizes_of, told_apart
 from ..runs.variants.woken import hidden
-from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, passed
 from .batching import (
@@ -242,8 +241,7 @@ def _needs_its_samples(subject: Subject, batch: Batch, size: int) -> bool:
 
 def _learns(subject: Subject, batch: Batch) -> bool:
     """Say whether one call of the step writes to a parameter, or leaves a gradient."""
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         subject.train_step(model, subject.make_optimizer(model), batch.clone())
         return any(
             (p.grad is not None and bool(trees.dense(p.grad).any()))
@@ -255,8 +253,7 @@ def _learns(subject: Subject, batch: Batch) -> bool:
 
 
 def _swallowed(subject: Subject, batch: Batch) -> list[Swallowed]:
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         optimizer = subject.make_optimizer(model)
         return swallowed(lambda: subject.train_step(model, optimizer, batch.clone()))
 

@@ -238,9 +238,10 @@ def _called_later(subject: Subject) -> set[str]:
             seed_everything(subject.seed + index)
             subject.call(model, subject.batch(index).clone())
     if subject.contract.train_step is not None:
-        with subject.pristine(steps=True) as model, contextlib.suppress(SubjectError):
-            model.train()
-            seed_everything(subject.seed)
+        with (
+            subject.pristine(steps=True, train=True, seeded=True) as model,
+            contextlib.suppress(SubjectError),
+        ):
             made = subject.make_optimizer(model)
             with _noting_calls(model, called):
                 subject.train_step(model, made, subject.batch().clone())
@@ -322,13 +323,12 @@ def _at_other_sizes(subject: Subject) -> list[Moved]:
         if other is None or found:
             continue
         with (
-            subject.pristine(train=True) as model,
+            subject.pristine(train=True, seeded=True) as model,
             torch.no_grad(),
             SignalWatch(model, None) as watch,
+            contextlib.suppress(SubjectError),
         ):
-            seed_everything(subject.seed)
-            with contextlib.suppress(SubjectError):
-                subject.call(model, other.clone())
+            subject.call(model, other.clone())
         found = [one for one in watch.seen.moved if one.certain]
     return found
 

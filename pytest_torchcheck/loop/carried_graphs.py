@@ -13,7 +13,6 @@ from torch import nn
 from .. import sources
 from ..findings import Culprit
 from ..record.tracing import Watcher, line_of
-from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..subject.remembered import remembered
 from .closures import carried_graphs
@@ -164,8 +163,7 @@ def growing_graph(subject: Subject) -> tuple[str, tuple[int, ...]] | None:
     """
     contract = subject.contract
     sizes: dict[str, list[int]] = {}
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         optimizer = subject.make_optimizer(model)
         for call in range(_CALLS):
             try:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..state import seed_everything
 from ..subject.gradients import clear_gradients
 from .accumulation import Gradients, flat, gradients_of, without_noise
 from .steps import StepWatch, run_loop
@@ -187,10 +186,8 @@ def other_labels(labels: torch.Tensor, where: torch.Tensor | None = None) -> tor
 def loss_of(subject: Subject, batch: Batch) -> float:
     """Return the trainer's loss of a batch in train mode, under the subject's seed."""
     batch = batch.clone()
-    with subject.pristine(train=True) as model:
-        seed_everything(subject.seed)
-        with torch.no_grad():
-            return float(subject.compute_loss(subject.call(model, batch), batch))
+    with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
+        return float(subject.compute_loss(subject.call(model, batch), batch))
 
 
 def padded_labels(batch: Batch, labels: torch.Tensor) -> torch.Tensor | None:
@@ -225,13 +222,12 @@ def learnt_shift(
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
         return None
     batch = batch.clone()
-    with subject.pristine(train=True) as model:
-        seed_everything(subject.seed)
-        with torch.enable_grad(), subject.phase("loss", batch):
-            loss, logits = graded(model, batch)
-            if not isinstance(logits, torch.Tensor) or logits.shape[:2] != ids.shape:
-                return None
-            (grad,) = torch.autograd.grad(loss, [logits], allow_unused=True)
+    pristine = subject.pristine(train=True, seeded=True)
+    with pristine as model, torch.enable_grad(), subject.phase("loss", batch):
+        loss, logits = graded(model, batch)
+        if not isinstance(logits, torch.Tensor) or logits.shape[:2] != ids.shape:
+            return None
+        (grad,) = torch.autograd.grad(loss, [logits], allow_unused=True)
     if grad is None or logits.dim() != 3:
         return None
     trained = grad.abs().amax(-1) > 0

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..state import seed_everything
 from ..subject.errors import SubjectError
 from .numbers.signal_facts import DRAWS, FILLS
 from .perturbing import around_one
@@ -80,9 +79,7 @@ def shared_noise(subject: Subject) -> SharedNoise | None:
     if not sizes:
         return None
     rows = subject.source.rows(batch, torch.arange(sizes[0]) % size)
-    with subject.pristine() as model, torch.no_grad():
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
         watch = SharedNoiseWatch(model, sizes[0])
         try:
             with watch:

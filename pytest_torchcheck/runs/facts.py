@@ -356,9 +356,7 @@ def kept_by(subject: Subject, batch: Batch) -> tuple[tuple[str, ...], dict[str, 
     Raises:
         SubjectError: The model raised.
     """
-    with subject.pristine() as model, torch.no_grad():
-        model.eval()
-        seed_everything(subject.seed)
+    with subject.pristine(train=False, seeded=True) as model, torch.no_grad():
         held, there = marks(model), {name for name, _ in model.named_modules()}
         output = subject.call(model, batch.clone())
         return kept_since(model, held, there), copied(output)

@@ -90,9 +90,7 @@ def _chosen_otherwise(subject: Subject, names: set[str]) -> tuple[set[str], bool
     nested = {name for name in names if name.count(".") > 1}
     batch = subject.batch().clone()
     arguments = [leaf for _, leaf in batch.input_leaves() if not isinstance(leaf, torch.Tensor)]
-    with subject.pristine() as model, torch.no_grad():
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
         with ChoiceWatch(model) as watch:
             subject.call(model, batch)
         chosen = left_out_by_choice(watch, model, nested, arguments)

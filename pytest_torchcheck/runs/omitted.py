@@ -93,9 +93,7 @@ def _read(
     subject: Subject, modules: list[str], given: dict[str, Any], names: set[str]
 ) -> dict[str, Location | None]:
     batch = subject.batch().clone()
-    with subject.pristine() as model, torch.no_grad():
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
         hosts = [model.get_submodule(module) for module in modules]
         return read_with(lambda: subject.call(model, batch), model, hosts, given, names)
 

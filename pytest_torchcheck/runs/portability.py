@@ -208,8 +208,7 @@ def _pretend(
     strays = [
         (tensor, stray_attribute(path, tensor, holding.location)) for path, tensor, holding in left
     ]
-    with subject.pristine(train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model:
         loss = subject.contract.loss
         own = loss.state_dict(keep_vars=True).values() if isinstance(loss, nn.Module) else ()
         watch = Pretend(model, [*batch.tensors().values(), *followed, *own], strays)

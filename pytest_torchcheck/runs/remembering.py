@@ -89,9 +89,7 @@ def overwritten(subject: Subject) -> dict[str, str]:
         By the paths of the outputs that do: the attribute of the model whose memory they share; empty
         where none of the model's does.
     """
-    with subject.pristine() as model, torch.no_grad():
-        model.eval()
-        seed_everything(subject.seed)
+    with subject.pristine(train=False, seeded=True) as model, torch.no_grad():
         held = trees.tensors(subject.call(model, subject.batch().clone()))
         before = {path: tensor.detach().clone() for path, tensor in held.items()}
         try:

@@ -227,13 +227,16 @@ class PristineModel:
         self.cache.clear()
 
     @contextlib.contextmanager
-    def pristine(self, *, steps: bool = False, train: bool | None = None) -> Iterator[nn.Module]:
+    def pristine(
+        self, *, steps: bool = False, train: bool | None = None, seeded: bool = False
+    ) -> Iterator[nn.Module]:
         """Give the model in its pristine state and put it back afterwards.
 
         Args:
             steps: Parameters may change inside, so their values are kept and put back. Without it
                 their values are put back only where a copy exists.
             train: Put the model into training mode, or into evaluation mode; by default it keeps its modes.
+            seeded: Set all random generators to the subject's seed.
         """
         deadline.keep()
         model = self.model
@@ -246,6 +249,8 @@ class PristineModel:
             with isolated(seeds=True), self._own_kept(steps):
                 if train is not None:
                     (model.train if train else model.eval)()
+                if seeded:
+                    seed_everything(self.seed)
                 yield model
         finally:
             self._depth -= 1
@@ -286,7 +291,7 @@ class PristineModel:
         if not self.state.has_parameter_copies:
             return False
         return any(
-            (then := self.state.original(p)) is not None and not _same_data(p, then)
+            (then := self.state.original(p)) is not None and not trees.same(p, then)
             for p in self.model.parameters()
         )
 
@@ -388,12 +393,3 @@ class PristineModel:
         with self.phase("forward", batch, lambda: self.contract.invoke(model, batch)):
             self.rehearsal.forward(model, batch, self.contract.invoke)
             return opened(self.graphs.call(model, lambda: self.contract.invoke(model, batch)))
-
-
-def _same_data(tensor: torch.Tensor, copy_: torch.Tensor) -> bool:
-    return (
-        tensor.shape == copy_.shape
-        and tensor.dtype == copy_.dtype
-        and tensor.device == copy_.device
-        and (tensor.device.type == "meta" or trees.same(tensor, copy_))
-    )

@@ -21,7 +21,6 @@ from ...runs.losses.noise import unseen_noise
 from ...runs.losses.step_reads import step_reads
 from ...runs.training.enduring import blind_direction
 from ...specs import Labels
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from .arguments import against_itself
@@ -269,9 +268,10 @@ def _holds_when_sure(subject: Subject, log: LogOf) -> bool:
     """Say whether the loss stays finite when what a softmax or sigmoid is given spreads as far as a sure model's."""
     batch = subject.batch().clone()
     in_step = subject.contract.loss is None
-    with subject.pristine(steps=in_step) as model, torch.set_grad_enabled(in_step):
-        model.train()
-        seed_everything(subject.seed)
+    with (
+        subject.pristine(steps=in_step, train=True, seeded=True) as model,
+        torch.set_grad_enabled(in_step),
+    ):
         try:
             if in_step:
                 optimizer = subject.make_optimizer(model)

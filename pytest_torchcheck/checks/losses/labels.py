@@ -14,7 +14,6 @@ from ...probes.loss.arguments import Alignable, frames_left
 from ...probes.loss.own import labels_of
 from ...runs.losses.consumption import Consumed, evidence
 from ...specs import Labels, Mask
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from ..promised import find_input
@@ -47,8 +46,7 @@ def output_gradients(
 
 def _gradients(subject: Subject, batch: Batch, own: bool, dims: Container[int]) -> Gradients | None:
     """Return outputs and gradients; of a loss that the model computes, its graph is that of the forward."""
-    with subject.pristine(train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model:
         with torch.set_grad_enabled(own):
             output = subject.call(model, batch)
         with torch.enable_grad():

@@ -292,9 +292,7 @@ def _sample_axes(subject: Subject, batch: Batch) -> dict[str, int]:
 def _ranking(subject: Subject, batch: Batch, size: int) -> list[LossCall]:
     """Return the calls that rank samples: as many classes as samples, and a target made on the way."""
     copy = batch.clone()
-    with subject.pristine() as model, torch.no_grad():
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
         watch = LossWatch(model)
         with watch:
             output = subject.call(model, copy)

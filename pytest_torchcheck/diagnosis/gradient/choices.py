@@ -14,7 +14,6 @@ from ...objects import trees
 from ...probes.recorded.recording import Recorder
 from ...runs.again import forward_and_loss
 from ...runs.liveness.choices import FLAT
-from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import violated
 from ..lines.passed_on import handed_on
@@ -63,9 +62,7 @@ def blind(subject: Subject, choice: Choice) -> Finding:
 
 def _choosing(subject: Subject, choice: Choice) -> Op | None:
     """Return the first operation on the way to the output whose result takes no gradient by its nature."""
-    with subject.pristine() as model, Recorder(model) as recorder:
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, Recorder(model) as recorder:
         with torch.enable_grad():
             output = subject.call(model, subject.batch().clone())
         try:

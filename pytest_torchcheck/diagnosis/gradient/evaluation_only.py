@@ -64,9 +64,7 @@ def read_in_evaluation(subject: Subject, names: Collection[str]) -> dict[str, Lo
     if not names or is_compiled(subject.model):
         return {}
     batch = subject.batch().clone()
-    with subject.pristine() as model, torch.no_grad():
-        model.eval()
-        seed_everything(subject.seed)
+    with subject.pristine(train=False, seeded=True) as model, torch.no_grad():
         found = read_with(lambda: subject.call(model, batch), model, [], {}, set(names))
     return {name: line for name, line in found.items() if line is not None}
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ...findings import Culprit
 from ...probes.gradient.frozen_in_step import Frozen, frozen_in_step
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ...text.wording import names_text
@@ -34,8 +33,7 @@ class Freezing:
 def seen_in_step(subject: Subject) -> Frozen | None:
     """Run the declared step once more and note what it freezes and thaws; None where it raises. Cached."""
     batch = subject.batch().clone()
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         try:
             made = subject.make_optimizer(model)
             return frozen_in_step(lambda: subject.train_step(model, made, batch), model)

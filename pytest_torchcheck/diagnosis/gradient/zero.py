@@ -306,8 +306,7 @@ def _gradients_at_step(
             seen.zero.append(all(is_zero(p.grad) is True for p in wanted.values()))
 
     hooks: list[Any] = []
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         known = dict(model.named_parameters())
         wanted = {name: known[name] for name in names}
         first = wanted[names[0]]

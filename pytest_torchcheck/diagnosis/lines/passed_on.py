@@ -13,7 +13,6 @@ import torch
 from ... import sources
 from ...record.lines import traced
 from ...record.tracing import find_line
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from .unread import (
     bound_names,
@@ -164,13 +163,11 @@ def _last_line(subject: Subject, code: CodeType) -> Location | None:
 
     batch = subject.batch().clone()
     try:
-        with subject.pristine() as model, torch.no_grad():
-            model.train()
-            seed_everything(subject.seed)
-            with traced(enter):
-                output = subject.call(model, batch)
-                if subject.contract.loss is not None:
-                    subject.compute_loss(output, batch)
+        pristine = subject.pristine(train=True, seeded=True)
+        with pristine as model, torch.no_grad(), traced(enter):
+            output = subject.call(model, batch)
+            if subject.contract.loss is not None:
+                subject.compute_loss(output, batch)
     except SubjectError:
         return None  # what it raises is told elsewhere
     if not found:

@@ -11,7 +11,6 @@ from ...findings import Culprit, Finding, Location
 from ...probes.loss.consumption import LossCall, LossWatch
 from ...probes.loss.slopes import LossOfOutput
 from ...probes.numbers.views import moved as crossed
-from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
 from .consumed import loss_line
@@ -145,9 +144,7 @@ def _reshaping_line(subject: Subject) -> Location | None:
                     if bare in ("view", "reshape") and crossed(given, made) is not None:
                         crossing.append(place)
 
-    with subject.pristine() as model, torch.no_grad():
-        model.train(False)
-        seed_everything(subject.seed)
+    with subject.pristine(train=False, seeded=True) as model, torch.no_grad():
         output = subject.call(model, batch)
         with Reshapes(model):
             subject.compute_loss(output, batch)

@@ -123,8 +123,7 @@ def step_swallows(subject: Subject, batch: Batch, error: Swallowed) -> Finding:
 
 
 def _explained(subject: Subject, batch: Batch, error: SubjectError) -> Explanation:
-    with subject.pristine(steps=True) as model:
-        model.eval()  # as the run that raised
+    with subject.pristine(steps=True, train=False) as model:
         return explain_error(
             error.error,
             phase=error.phase,

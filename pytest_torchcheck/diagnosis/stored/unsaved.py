@@ -83,9 +83,7 @@ def _of_no_sample(subject: Subject, changed: list[Piece]) -> list[Piece]:
     kept = [piece for piece in changed if piece not in doubtful]
     if not doubtful or size is None or size < 3:
         return kept
-    with subject.pristine() as model, torch.no_grad():
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
         try:
             subject.call(
                 model, subject.source.rows(subject.batch().clone(), torch.arange(size - 1))

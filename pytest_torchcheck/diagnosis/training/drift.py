@@ -15,7 +15,6 @@ from ...findings import Culprit, Finding, Location
 from ...loop.closures import functions_of
 from ...probes.recorded.watch import Watch, name_of, tensors_in
 from ...runs.training.later_steps import STEPS, moving_without
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
@@ -228,8 +227,7 @@ def _entry(subject: Subject, name: str) -> Culprit | None:
         def _culprit(self, detail: str, func: Any, line: Location | None) -> Culprit:
             return Culprit("call", name_of(func), detail, line)
 
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         made = subject.make_optimizer(model)
         watch = Entry(model)
         watch.target = dict(model.named_parameters(remove_duplicate=False))[name]

@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ... import sources
 from ...record.tracing import find_line, line_of
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
 from ...subject.remembered import remembered
@@ -92,8 +91,7 @@ def making(subject: Subject) -> Making:
     made = Making()
     if subject.contract.optimizer is None:
         return made
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         off = {n for n, p in model.named_parameters() if not p.requires_grad}
         known: set[tuple[str, int]] = set()
         there = dict(model.named_parameters())

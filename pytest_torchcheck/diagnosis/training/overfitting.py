@@ -17,7 +17,6 @@ from ...probes.recorded.watch import Watch
 from ...runs.again import forward_and_loss
 from ...runs.losses.consumption import evidence
 from ...runs.overfitting.one_batch import small_batch
-from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..gradient.zero import zero
 from ..loss.consumed import loss_line
@@ -375,8 +374,6 @@ def _stretched(subject: Subject, size: int) -> tuple[Location | None, str]:
                 ):
                     found.append((self.locate(), name))
 
-    with subject.pristine() as model, torch.no_grad(), Rows(model):
-        model.train(False)
-        seed_everything(subject.seed)
+    with subject.pristine(train=False, seeded=True) as model, torch.no_grad(), Rows(model):
         subject.call(model, subject.batch().clone())
     return found[0] if found else (sources.of_object(type(subject.model).forward), "")

@@ -10,7 +10,6 @@ from ... import sources
 from ...explanation import Explanation, clipped, listed, on_line
 from ...findings import Culprit
 from ...record.tracing import find_line, line_of
-from ...state import seed_everything
 from ..lines.assigned import assigned
 from .given_parameters import MOST, Given, given_to_optimizers, list_given
 from .given_syntax import names_given, written_to
@@ -263,8 +262,7 @@ def lost(subject: Subject, name: str) -> LeftOut | None:
     made = making(subject)
     found: list[Location] = []
     held: dict[FrameType, bool] = {}
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         parameter = dict(model.named_parameters())[name]
 
         def watcher(frame: FrameType, event: str, line: int) -> bool:
@@ -302,8 +300,7 @@ def skipped(subject: Subject, name: str) -> LeftOut | None:
     None where a list of that function holds the parameter by then: it was skipped because it had been added.
     """
     found: dict[tuple[str, int], Location] = {}
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         parameter = dict(model.named_parameters())[name]
         owner = model.get_submodule(name.rpartition(".")[0])
 

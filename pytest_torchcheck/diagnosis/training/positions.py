@@ -9,7 +9,6 @@ import torch
 from ... import sources
 from ...findings import Culprit
 from ...probes.recorded.watch import Watch, name_of
-from ...state import seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +47,11 @@ def order_unseen(subject: Subject) -> tuple[list[Culprit], str] | None:
     length = _rearranged(subject, subject.batch())
     if length is None:
         return None
-    with subject.pristine() as model, torch.no_grad(), _Counting(model) as watch:
-        model.eval()
-        seed_everything(subject.seed)
+    with (
+        subject.pristine(train=False, seeded=True) as model,
+        torch.no_grad(),
+        _Counting(model) as watch,
+    ):
         subject.call(model, subject.batch().clone())
     other = [one for one in watch.found if one[3] != length]
     if not other or len(other) != len(watch.found):

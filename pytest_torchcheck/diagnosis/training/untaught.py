@@ -13,7 +13,6 @@ from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
 from ...probes.holding.holders import lines_run
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...text.wording import names_text
 from ...verdicts import violated
@@ -96,9 +95,7 @@ def untaught(subject: Subject, names: list[str]) -> Finding:
 
 def _readers(subject: Subject, names: list[str]) -> tuple[Op | None, Op | None]:
     """Return the call that makes a number of a weight, and the first call of the forward that raised."""
-    with subject.pristine() as model, torch.enable_grad():
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, torch.enable_grad():
         seen = _Readers(model, names)
         try:
             with seen:

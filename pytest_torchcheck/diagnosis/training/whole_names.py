@@ -13,7 +13,6 @@ from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...loop.closures import functions_of
 from ...record.tracing import find_line
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
 from ...verdicts import violated
@@ -67,8 +66,7 @@ def compared_whole(subject: Subject) -> Finding | None:
     if not tests:
         return None
     found: dict[Location, _Unmet] = {}
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         made = _made(subject, model, tests, found)
         if made is None:
             return None

@@ -87,8 +87,7 @@ def _stepped(subject: Subject, name: str, since: int, factor: float | None) -> t
         reached.append(bool(gradient.any()))
         return None if factor is None else factor * gradient
 
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         made = subject.make_optimizer(model)
         clear_gradients(model)
         try:

@@ -233,8 +233,7 @@ def _train(subject: Subject, model: torch.nn.Module, optimizer: Any, batch: Any)
 
 def inference_leak(subject: Subject) -> Leak | None:
     """Look for what calls in eval mode without gradients leave behind."""
-    with subject.pristine(train=False) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(train=False, seeded=True) as model:
         batch = subject.batch()
 
         def call() -> None:

@@ -74,9 +74,7 @@ def _cut_off(subject: Subject, batch: Batch) -> Iterator[tuple[str, list[str]]]:
     if not given:
         return
     found: list[tuple[str, list[str]]] = []
-    with subject.pristine() as model, torch.enable_grad():
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, torch.enable_grad():
         made = trees.floats(subject.call(model, batch))
         trained = {p: t for p, t in made.items() if t.requires_grad}
         reached = {path: _leaves(t) for path, t in trained.items()} if len(trained) > 1 else {}

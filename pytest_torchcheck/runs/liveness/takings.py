@@ -10,7 +10,6 @@ import torch
 from ...objects import trees
 from ...probes.recorded.recording import Recorder
 from ...probes.recorded.watch import storage_of
-from ...state import seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,9 +49,7 @@ def takings(subject: Subject, weight: str) -> list[Taking]:
         subject: Whose forward runs once.
         weight: The name of the layer's weight.
     """
-    with subject.pristine() as model, Recorder(model) as recorder:
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, Recorder(model) as recorder:
         with torch.enable_grad():
             output = subject.call(model, subject.batch().clone())
         try:

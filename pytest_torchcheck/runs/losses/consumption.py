@@ -20,7 +20,6 @@ from ...probes.loss.consumption import (
     parameter_of,
 )
 from ...probes.recorded.watch import version_of
-from ...state import seed_everything
 from ...subject.remembered import remembered
 from .pulls import cut_outputs, goals_of, share_away
 
@@ -252,9 +251,7 @@ class LossSight:
 def evidence(subject: Subject) -> LossEvidence:
     """Watch one forward and its loss, with gradients to the outputs; cached."""
     batch = subject.batch().clone()
-    with subject.pristine() as model, torch.enable_grad():
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, torch.enable_grad():
         sight = LossSight(subject, model, batch)
         with subject.ear.listening(), sight.watch:
             output = subject.call(model, batch)

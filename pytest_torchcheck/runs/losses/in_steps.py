@@ -16,7 +16,6 @@ from ...probes.loss.directions import order_of
 from ...probes.loss.terms import Terms
 from ...probes.recorded.unread import UnreadWatch
 from ...probes.recorded.watch import name_of, tensors_in
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ..liveness.unread import judged
@@ -96,8 +95,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
     both an output and a target grow.
     """
     batch = subject.batch().clone()
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         watch = _StepWatch(model, trees.tensors(batch.targets).values(), batch.tensors().values())
         try:
             made = subject.make_optimizer(model)
@@ -174,8 +172,7 @@ def _loss_with(
     subject: Subject, found: PartialNorm, change: Callable[[Tensor], Tensor]
 ) -> float | None:
     """Return the loss of the step on which a derivative is changed; None where it raises or has none."""
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         made = subject.make_optimizer(model)
         turned = Turned(found, change)
         try:
@@ -214,8 +211,7 @@ def lost_loss(subject: Subject) -> LostLoss | None:
     if subject.contract.train_step is None or seen is None or len(seen.consumed) < 2:
         return None
     watch = _Losses()
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         try:
             made = subject.make_optimizer(model)
             with watch:

@@ -90,8 +90,7 @@ def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budg
     batch = small_batch(subject)
     losses: list[float] = []
     ended = "budget"
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         made = subject.make_optimizer(model)
         first = _rate_of(made)
         while len(losses) < (more if len(set(losses)) == 1 else steps) and budget.take():

@@ -256,9 +256,7 @@ def spread_of_losses(
     """
     budget.take(FORWARD + _FREED * len(sizes))
     batch = batch.clone()
-    with subject.pristine() as model, torch.enable_grad():
-        model.train()
-        seed_everything(subject.seed)
+    with subject.pristine(train=True, seeded=True) as model, torch.enable_grad():
         freed = _freed(subject, subject.call(model, batch))
         if freed is None:
             return None

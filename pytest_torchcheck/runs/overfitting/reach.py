@@ -315,8 +315,7 @@ def climb(subject: Subject, budget: Budget) -> float:
         return 0.0
     batch = (subject.batch() if own else small_batch(subject)).clone()
     along = ours = theirs = 0.0
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         made = subject.make_optimizer(model)
         clear_gradients(model)
         try:

@@ -44,8 +44,7 @@ def stops_training(subject: Subject) -> tuple[str, ...]:
     """Return what gets a gradient at first, and after more steps, from the first weights again, does not; cached."""
     first = subject.gradients().stats
     faint = _faint(subject)
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         try:
             optimizer = subject.make_optimizer(model)
             batch = later_batch(subject, few=True)
@@ -89,8 +88,7 @@ def fades(subject: Subject, names: Collection[str]) -> tuple[str, ...]:
     if not names:
         return ()
     norms: dict[str, list[float]] = {name: [] for name in names}
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         try:
             with torch.no_grad():
                 subject.call(model, subject.batch().clone())
@@ -136,8 +134,7 @@ def decays_alone(subject: Subject, made: Trajectory) -> tuple[str, ...]:
     names = made.left.decaying
     if not names:
         return ()
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         try:
             subject.passes(model, subject.batch().clone())
         except SubjectError:
@@ -238,8 +235,7 @@ _Tensors = dict[str, torch.Tensor]
 
 def _calls(subject: Subject, batches: list[Batch]) -> Iterator[tuple[_Tensors, _Tensors]]:
     """Yield the weights after each call of the step, and the gradients that reached them in it."""
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         optimizer = subject.make_optimizer(model)
         with _arrivals(model) as arrived:
             for step, batch in enumerate(batches):

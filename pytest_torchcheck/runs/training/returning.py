@@ -91,8 +91,7 @@ def _stepped_alone(optimizer: torch.optim.Optimizer, held: list[torch.Tensor]) -
 
 def _trained_back(subject: Subject, names: Iterable[str], after: int) -> bool:
     """Say whether the declared steps too give parameters their first values, and move them before."""
-    with subject.pristine(steps=True, train=True) as model:
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
         try:
             made = subject.make_optimizer(model)
             tensors = {name: model.get_parameter(name) for name in names}

@@ -102,9 +102,7 @@ def _replaces(subject: Subject, copy: str, original: str) -> bool:
 
 def _leads_out(subject: Subject, original: str) -> bool:
     """Say whether a path of the graph leads from a parameter to an output in evaluation mode, whatever its slope."""
-    with subject.pristine(steps=True) as model, torch.enable_grad():
-        model.eval()
-        seed_everything(subject.seed)
+    with subject.pristine(steps=True, train=False, seeded=True) as model, torch.enable_grad():
         try:
             outputs = trees.floats(subject.call(model, later_batch(subject, few=True).clone()))
         except SubjectError:
