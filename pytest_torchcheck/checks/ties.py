@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -185,7 +184,7 @@ def _given_data(subject: Subject, qualified: str) -> Location | None:
     """
     parts = qualified.split(".")
     owners = [subject.model.get_submodule(".".join(parts[:n])) for n in range(len(parts))]
-    for where in (lambda cls, pattern: sources.matches(cls, pattern), _beside):
+    for where in (sources.matches, sources.beside):
         for depth, owner in enumerate(owners):
             tail = r"\.".join(re.escape(part) for part in parts[depth:])
             for cls in type(owner).__mro__:
@@ -195,12 +194,6 @@ def _given_data(subject: Subject, qualified: str) -> Location | None:
                 if found:
                     return found[-1]
     return None
-
-
-def _beside(cls: type, pattern: str) -> list[Location]:
-    home = inspect.getmodule(cls)
-    functions = [f for f in vars(home).values() if inspect.isfunction(f)] if home else []
-    return [place for function in functions for place in sources.matches(function, pattern)]
 
 
 _SHARES = re.compile(r"=\s*(self(\.\w+)+|\w+(\.\w+)*\.weight)\s*(#.*)?$")

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..record.tracing import Watcher, find_line, line_of
 from ..state import seed_everything
+from ..state.tensors import named_tensors
 from ..subject.errors import SubjectError
 from .steps import StepWatch, begun, take_steps
 
@@ -208,7 +209,7 @@ def where_changed(subject: Subject, name: str) -> Location | None:
     """Find the line of the user's step that writes to a parameter or buffer, or the call of the step where none does."""
 
     def watch(model: nn.Module, _: Any) -> Watcher:
-        parameter = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name]
+        parameter = named_tensors(model)[name]
         before = parameter.detach().clone()
 
         def watcher(frame: FrameType, event: str, line: int) -> bool:

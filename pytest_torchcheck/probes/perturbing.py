@@ -172,7 +172,7 @@ class PerturbationWatch(DrawWatch):
         return self._pure.get(id(tensor)) is tensor
 
     def _here(self, name: str) -> dict[str, Any]:
-        scope = self.scopes[-1].name if self.scopes else ""
+        scope = self.module_name
         return {"op": name, "location": self.locate(), "module": scope}
 
     def _add(self, made: Perturbation) -> None:

@@ -243,7 +243,7 @@ class Pretend(Watch):
         key = ("sync", how, location)
         if key not in self._seen and len(self.found.syncs) < _MOST:
             self._seen.add(key)
-            self.found.syncs.append(Sync(how=how, location=location, module=self._module()))
+            self.found.syncs.append(Sync(how=how, location=location, module=self.module_name))
 
     def _is_foreign(self, tensor: Tensor) -> bool:
         """Say whether a tensor came from outside of torch: a leaf that nothing seen has made."""
@@ -262,11 +262,8 @@ class Pretend(Watch):
             return
         self._seen.add(key)
         self.found.mixtures.append(
-            Mixture(op=op, stray=stray, location=location, module=self._module())
+            Mixture(op=op, stray=stray, location=location, module=self.module_name)
         )
-
-    def _module(self) -> str:
-        return self.scopes[-1].name if self.scopes else ""
 
     # -- where the results are ------------------------------------------------------------------
 

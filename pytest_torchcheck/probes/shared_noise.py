@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from ..objects.weak import ByTensor
 from ..subject.errors import SubjectError
 from .numbers.signal_facts import DRAWS, FILLS
 from .perturbing import around_one
@@ -50,7 +50,6 @@ class SharedNoise:
 class _Known:
     """What is known of a tensor: computed from numbers and draws alone, or a product with such noise."""
 
-    tensor: weakref.ref[Tensor]
     draw: Op | None
     size: int = 0
     noise: tuple[int, ...] = ()
@@ -101,8 +100,8 @@ class SharedNoiseWatch(Watch):
         super().__init__(module)
         self.found: list[SharedNoise] = []
         self._samples = samples
-        self._pure: dict[int, _Known] = {}
-        self._scaled: dict[int, _Known] = {}
+        self._pure: ByTensor[_Known] = ByTensor()
+        self._scaled: ByTensor[_Known] = ByTensor()
 
     def after(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
@@ -116,22 +115,19 @@ class SharedNoiseWatch(Watch):
 
     def _follow(self, name: str, short: str, args: Any, kwargs: Any, result: Tensor) -> None:
         given = list(tensors_in((args, kwargs)))
-        known = [self._of(self._pure, tensor) for tensor in given]
+        known = [self._pure.get(tensor) for tensor in given]
         fresh = not given or short.endswith("_like") or short.startswith("new_")
         drawn = short in DRAWS and (fresh or all(known) or (short in FILLS and name.endswith("_")))
         if drawn:
-            self._pure[id(result)] = _Known(weakref.ref(result), self.op(name), result.numel())
+            self._pure[result] = _Known(self.op(name), result.numel())
         elif fresh:
-            self._pure[id(result)] = _Known(weakref.ref(result), None)
+            self._pure[result] = _Known(None)
         elif all(
             one is not None or tensor.dim() == 0 for one, tensor in zip(known, given, strict=True)
         ):
             sources = [one for one in known if one is not None and one.draw is not None]
             first = max(sources, key=lambda one: one.size, default=None)
-            made = _Known(
-                weakref.ref(result), first.draw if first else None, first.size if first else 0
-            )
-            self._pure[id(result)] = made
+            self._pure[result] = _Known(first.draw, first.size) if first else _Known(None)
         else:
             self._meets(name, short, given, known, result)
 
@@ -155,22 +151,17 @@ class SharedNoiseWatch(Watch):
             ):
                 self._add(one.draw, name, shape, rest[0], "mask")
             else:
-                self._scaled[id(result)] = _Known(weakref.ref(result), one.draw, one.size, shape)
+                self._scaled[result] = _Known(one.draw, one.size, shape)
             return
         if short in _SUMS:
             for tensor in given:
-                one = self._of(self._scaled, tensor)
+                one = self._scaled.get(tensor)
                 rest = [t for t in given if t is not tensor and self._samples in t.shape]
                 if one is not None and one.draw is not None and rest:
                     self._add(one.draw, name, one.noise, tensor, "added")
 
     def _add(self, draw: Op, name: str, noise: tuple[int, ...], values: Tensor, kind: str) -> None:
         self.found.append(SharedNoise(draw, self.op(name), noise, tuple(values.shape), kind))
-
-    @staticmethod
-    def _of(where: dict[int, _Known], tensor: Tensor) -> _Known | None:
-        found = where.get(id(tensor))
-        return found if found is not None and found.tensor() is tensor else None
 
 
 def _is_mask(tensor: Tensor) -> bool:

@@ -135,16 +135,22 @@ def returns(call: Callable[[], Any]) -> list[Return]:
             found.append(Return(frame=frame, line=frame.f_lineno, value=value, call=given))
         return local
 
-    def enter(frame: FrameType, event: str, _: Any) -> Any:
-        return local if event == "call" and sources.rank(frame.f_code.co_filename) == 2 else None
-
     try:
-        with traced(enter):
+        with traced(_in_user_code(local)):
             call()
     except Exception as error:
         # what the call does is known by now
         error.__traceback__ = None
     return found
+
+
+def _in_user_code(local: Callable[..., Any]) -> Callable[[FrameType, str, Any], Any]:
+    """Return a tracer that follows the functions of the user's own files."""
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        return local if event == "call" and sources.rank(frame.f_code.co_filename) == 2 else None
+
+    return enter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +187,8 @@ def swallowed(call: Callable[[], Any]) -> list[Swallowed]:
                 )
         return local
 
-    def enter(frame: FrameType, event: str, _: Any) -> Any:
-        return local if event == "call" and sources.rank(frame.f_code.co_filename) == 2 else None
-
     try:
-        with traced(enter):
+        with traced(_in_user_code(local)):
             call()
         return found
     finally:

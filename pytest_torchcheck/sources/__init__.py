@@ -20,6 +20,7 @@ from .locations import of_own_class as of_own_class
 from .locations import of_traceback as of_traceback
 from .locations import of_user_object as of_user_object
 from .locations import rank as rank
+from .searching import beside as beside
 from .searching import deciding_lines as deciding_lines
 from .searching import file_matches as file_matches
 from .searching import line_above as line_above

@@ -82,6 +82,13 @@ def matches(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> list
     return [place for place in found if place.line not in dead]
 
 
+def beside(cls: type, pattern: str) -> list[Location]:
+    """Return the matching lines of the functions that stand beside a class, such as an ``init_weights``."""
+    home = inspect.getmodule(cls)
+    functions = [f for f in vars(home).values() if inspect.isfunction(f)] if home else []
+    return [place for function in functions for place in matches(function, pattern)]
+
+
 @functools.lru_cache(maxsize=4096)
 def _matching(thing: Any, name: str, pattern: str) -> tuple[Location, ...]:
     """Return the matching lines of a class, a module or a function's code; the same are asked for each parameter."""

@@ -134,6 +134,13 @@ def own_nodes(scope: ast.AST | None) -> Iterator[ast.AST]:
             pending = [*ast.iter_child_nodes(node), *pending]
 
 
+def root_name(node: ast.expr) -> str:
+    """Return the variable that an expression takes attributes or entries of; empty where it starts with none."""
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def writes(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield what a statement assigns, each target with its value, those of an unpacked tuple one by one.
 

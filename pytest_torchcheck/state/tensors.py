@@ -148,6 +148,11 @@ def _copy_back(target: torch.Tensor, copy: torch.Tensor) -> None:
     target.copy_(copy)
 
 
+def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by their names."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
 def saved_state(model: nn.Module) -> dict[str, Any]:
     """Return what ``state_dict()`` holds, not detached; nothing where a hook or an override of the user's raises."""
     try:

@@ -15,6 +15,7 @@ from ...loop.replay import where_changed
 from ...objects import trees
 from ...probes.recorded.watch import storage_of
 from ...state import seed_everything
+from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 from .pulled_back import pulled_back
@@ -96,7 +97,7 @@ def _of_copies(subject: Subject) -> Iterator[Finding]:
     astray = {n: _off_length(t) for n, t in first.items()}
 
     def look(_: int, model: nn.Module) -> None:
-        tensors = _state(model)
+        tensors = named_tensors(model)
         last.update({name: tensors[name].detach().clone() for name in first if name in tensors})
         astray.update({name: max(astray[name], _off_length(last[name])) for name in last})
         for pair in followed:
@@ -104,7 +105,7 @@ def _of_copies(subject: Subject) -> Iterator[Finding]:
                 pair.note(tensors)
 
     for pair in followed:
-        pair.note(_state(subject.model))
+        pair.note(named_tensors(subject.model))
     trace = record(subject, steps=_STEPS, after_step=look)
     if trace.error is not None:
         raise trace.error
@@ -274,15 +275,11 @@ def _is_read(subject: Subject, name: str, *, scaled: bool = False) -> bool:
     return False
 
 
-def _state(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
 def _copies(subject: Subject) -> dict[str, str]:
     """Return, by the name of a tensor that does not train, the trained parameter that it equals."""
     trained: dict[tuple[Any, ...], list[tuple[str, torch.Tensor]]] = {}
     rest: list[tuple[str, torch.Tensor]] = []
-    for name, tensor in _state(subject.model).items():
+    for name, tensor in named_tensors(subject.model).items():
         if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() < 2:
             continue
         if tensor.requires_grad:

@@ -11,6 +11,7 @@ import torch
 from ...loop.recorder import record
 from ...loop.steps import begun
 from ...state import seed_everything
+from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
 
@@ -54,7 +55,7 @@ def pulled_back(subject: Subject, pairs: dict[str, str]) -> PulledBack | None:
     shares: list[float] = []
     try:
         with begun(subject) as (model, made):
-            tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            tensors = named_tensors(model)
             start = {name: tensors[name].detach().clone() for name in pairs}
             stepped: dict[str, torch.Tensor] = {}
             ran: set[int] = set()

@@ -11,6 +11,7 @@ from ... import sources
 from ...explanation import Explanation, on_line
 from ...findings import Culprit
 from ...sources import edits
+from ...state.tensors import named_tensors
 from ..crashes.layers import named_source
 from ..crashes.table import entry
 
@@ -231,7 +232,7 @@ def _part_elsewhere(scene: Scene, name: str, home: str) -> tuple[str, str] | Non
     """Return the part of the model that a registered tensor belongs to, and where it is, if that is elsewhere."""
     if scene.model is None or not name:
         return None
-    held = {**dict(scene.model.named_parameters()), **dict(scene.model.named_buffers())}
+    held = named_tensors(scene.model)
     if name not in held or held[name].device.type == home:
         return None
     return name.rpartition(".")[0] or name, str(held[name].device)

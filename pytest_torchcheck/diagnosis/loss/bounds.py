@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from typing import TYPE_CHECKING
@@ -182,15 +181,8 @@ def _writing_line(subject: Subject, qualified: str) -> Location | None:
     leaf = re.escape(parts[-1])
     general = rf"init\.\w+_\(\s*(?!self\b)\w+\.{leaf}\b|\b(?!self\b)\w+\.{leaf}{writes}"
     lines = [place for cls in own for place in sources.matches(cls, general)]
-    lines = lines or [place for cls in own[:1] for place in _around(cls, general)]
+    lines = lines or [place for cls in own[:1] for place in sources.beside(cls, general)]
     if not lines:
         return sources.of_parameter(subject.model, qualified)
     near = [place for place in lines if sources.line_above(place, rf"\b{holder}\b", most=5)]
     return (near or lines)[0]
-
-
-def _around(cls: type, pattern: str) -> list[Location]:
-    """Return the matching lines of the functions that stand beside a class, such as an ``init_weights``."""
-    home = inspect.getmodule(cls)
-    functions = [f for f in vars(home).values() if inspect.isfunction(f)] if home else []
-    return [place for function in functions for place in sources.matches(function, pattern)]

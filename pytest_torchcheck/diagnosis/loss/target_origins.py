@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...findings import Culprit
+from ...sources.syntax import root_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -198,7 +199,7 @@ def _assigned(name: ast.Name, scope: ast.AST, tree: ast.Module, depth: int) -> l
     )
     for node in assignments:
         for target in node.targets:
-            if isinstance(target, ast.Subscript) and _base(target) == name.id:
+            if isinstance(target, ast.Subscript) and root_name(target) == name.id:
                 found.append(node.lineno)
             elif isinstance(target, ast.Name) and target.id == name.id:
                 found += _made(node.value, scope, tree, depth - 1)
@@ -211,12 +212,6 @@ def _assigned(name: ast.Name, scope: ast.AST, tree: ast.Module, depth: int) -> l
                 if places:
                     found += _part(node.value, places[0], scope, tree, depth)
     return found
-
-
-def _base(node: ast.expr) -> str:
-    while isinstance(node, ast.Subscript | ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _part(value: ast.expr, place: int, scope: ast.AST, tree: ast.Module, depth: int) -> list[int]:

@@ -113,7 +113,7 @@ def writing_line(subject: Subject, name: str, *, train: bool = False) -> Place |
                 if getattr(owner, leaf, target) is not target:
                     bound.append(True)  # by a statement that ran before this operation
                 elif not torch.equal(target, before):
-                    scope = self.scopes[-1].name if self.scopes else ""
+                    scope = self.module_name
                     found.append(
                         Place(
                             op=name_of(func),

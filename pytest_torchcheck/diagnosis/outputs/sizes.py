@@ -191,7 +191,7 @@ def _squeezing_line(subject: Subject, batch: Batch) -> Place | None:
                 and not kwargs
                 and isinstance(result, torch.Tensor)
             ):
-                scope = self.scopes[-1].name if self.scopes else ""
+                scope = self.module_name
                 fact = f"squeeze() turned {list(args[0].shape)} into {list(result.shape)}"
                 found.append(
                     Place(op=name_of(func), location=self.locate(), module=scope, fact=fact)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ... import sources
+from ...sources.syntax import root_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -272,12 +273,6 @@ def _each_once(found: list[Holder]) -> tuple[Holder, ...]:
     return tuple({holder.root: holder for holder in found}.values())
 
 
-def _root_name(target: ast.expr) -> str:
-    while isinstance(target, ast.Subscript | ast.Attribute):
-        target = target.value
-    return target.id if isinstance(target, ast.Name) else ""
-
-
 def kept_variables(frames: list[FrameType]) -> tuple[Holder, ...]:
     """Return what a function puts into places that outlive it and also reads, from the source alone."""
     found = []
@@ -302,6 +297,6 @@ def kept_variables(frames: list[FrameType]) -> tuple[Holder, ...]:
         }
         for target, value, line in _assignments(tree):
             name = ast.unparse(target)
-            if _root_name(target) in outliving and name in read and not _drops_graph(value):
+            if root_name(target) in outliving and name in read and not _drops_graph(value):
                 found.append(Holder(name=name, root=name, grad_fn="", location=_line(code, line)))
     return _each_once(found)

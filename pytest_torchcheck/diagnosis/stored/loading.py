@@ -9,6 +9,7 @@ import torch
 
 from ...findings import Culprit
 from ...record.tracing import find_line, line_of
+from ...state.tensors import named_tensors
 from ..lines.conditions import assigned_for
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def losing_line(subject: Subject, name: str) -> Loading | None:
 
 def _tensor(model: torch.nn.Module, name: str) -> torch.Tensor | None:
     """Return a copy of a parameter or buffer by its name."""
-    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    known = named_tensors(model)
     return known[name].detach().clone() if name in known else None
 
 

@@ -11,6 +11,7 @@ from ...objects import trees
 from ...runs.outputs import gap, outputs_of
 from ...runs.variants.settling import other_statistics
 from ...state import seed_everything
+from ...state.tensors import named_tensors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,7 +65,7 @@ def after(subject: Subject, model: nn.Module) -> After:
     """Evaluate another batch, and run it in training mode; call it inside ``pristine``."""
     other = other_statistics(subject)
     evaluated = outputs_of(subject, model, other)
-    before = {name: tensor.detach().clone() for name, tensor in registered(model).items()}
+    before = {name: tensor.detach().clone() for name, tensor in named_tensors(model).items()}
     model.train()
     seed_everything(subject.seed)
     with torch.no_grad():
@@ -74,7 +75,7 @@ def after(subject: Subject, model: nn.Module) -> After:
         training={path: trees.dense(tensor).clone() for path, tensor in training.items()},
         written={
             name: trees.apart(before[name], tensor)
-            for name, tensor in registered(model).items()
+            for name, tensor in named_tensors(model).items()
             if name in before and not trees.same(before[name], tensor)
         },
     )
@@ -82,8 +83,3 @@ def after(subject: Subject, model: nn.Module) -> After:
 
 _REPLACED = 0.25
 """Of the size of a value: a running average moves less in one step."""
-
-
-def registered(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by their names."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

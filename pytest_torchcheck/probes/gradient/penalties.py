@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from ...objects.weak import ByTensor
 from ...record.modes import Observer
 from ..recorded.recording import DERIVATIVE
 from ..recorded.watch import name_of, tensors_in
@@ -48,7 +48,7 @@ class PartialNorms:
     def __init__(self) -> None:
         self.found: list[PartialNorm] = []
         self._calls = 0
-        self._known: dict[int, tuple[weakref.ref[Tensor], Op, int, int, tuple[int, ...]]] = {}
+        self._known: ByTensor[tuple[Op, int, int, tuple[int, ...]]] = ByTensor()
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]) -> None:
         """See one call and its result; ``op`` describes it where that is needed."""
@@ -58,13 +58,12 @@ class PartialNorms:
         if not self._known or not isinstance(result, Tensor):
             return
         for tensor in tensors_in((args, kwargs)):
-            known = self._known.get(id(tensor))
-            if known is None or known[0]() is not tensor:
+            if (known := self._known.get(tensor)) is None:
                 continue
-            _, derivative, number, place, shape = known
+            derivative, number, place, shape = known
             whole = tensor.numel()
             if result.numel() == whole:
-                self._known[id(result)] = (weakref.ref(result), *known[1:])
+                self._known[result] = known
             elif shape[0] < result.numel() < whole:
                 made = PartialNorm(derivative, op(), number, place, shape, tuple(result.shape))
                 self.found.append(made)
@@ -76,9 +75,7 @@ class PartialNorms:
         for place, (given, made) in enumerate(zip(inputs, tensors_in(result), strict=False)):
             by_sample = made.dim() > 2 and made.shape[0] == values
             if by_sample and made.requires_grad and not isinstance(given, nn.Parameter):
-                self._known[id(made)] = (
-                    weakref.ref(made), op(), self._calls, place, tuple(made.shape),
-                )  # fmt: skip
+                self._known[made] = (op(), self._calls, place, tuple(made.shape))
 
 
 def _values(outputs: Any) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ...objects.weak import ByTensor
 from ..recorded.operations import record_step
 from ..recorded.recording import DERIVATIVE, Recorder
 from ..recorded.watch import Op, Watch, name_of, readable, tensors_in
@@ -162,7 +162,7 @@ class DeadTerms:
 
     def __init__(self) -> None:
         self.found: list[DeadTerm] = []
-        self._constant: dict[int, tuple[weakref.ref[Tensor], Op]] = {}
+        self._constant: ByTensor[Op] = ByTensor()
 
     def see(
         self, name: str, bare: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]
@@ -173,23 +173,21 @@ class DeadTerms:
             for tensor in tensors_in(result):
                 if tensor.is_floating_point() and not tensor.requires_grad:
                     made = made or op()
-                    self._constant[id(tensor)] = (weakref.ref(tensor), made)
+                    self._constant[tensor] = made
             return
         if not self._constant:
             return
         given = list(tensors_in((args, kwargs)))
-        source = next((one for tensor in given if (one := self._source(tensor)) is not None), None)
+        source = next(
+            (one for tensor in given if (one := self._constant.get(tensor)) is not None), None
+        )
         if source is None:
             return
         for tensor in tensors_in(result):
             if not tensor.requires_grad:
-                self._constant[id(tensor)] = (weakref.ref(tensor), source)
+                self._constant[tensor] = source
             elif bare in _SUMS and not tensor.dim():
                 self.found.append(DeadTerm(source, op()))
-
-    def _source(self, tensor: Tensor) -> Op | None:
-        known = self._constant.get(id(tensor))
-        return known[1] if known is not None and known[0]() is tensor else None
 
 
 _ADDITIONS = ("add", "__add__", "__radd__", "add_", "__iadd__")

@@ -6,12 +6,13 @@ Object Detection, 2017, equation 5); here ``ce`` is one number for all samples.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
+
+from ...objects.weak import ByTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,8 +86,8 @@ class CrossedAxes:
     def __init__(self) -> None:
         self.found: list[Crossed] = []
         self.scattered: list[Scattered] = []
-        self._known: dict[int, tuple[weakref.ref[Tensor], str, int, Op]] = {}
-        self._shares: dict[int, tuple[weakref.ref[Tensor], str, _View | None]] = {}
+        self._known: ByTensor[tuple[str, int, Op]] = ByTensor()
+        self._shares: ByTensor[tuple[str, _View | None]] = ByTensor()
 
     def see(
         self, name: str, bare: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]
@@ -95,47 +96,45 @@ class CrossedAxes:
         if not isinstance(result, Tensor) or not args:
             return
         if bare == "one_hot":
-            self._shares[id(result)] = (weakref.ref(result), bare, None)
+            self._shares[result] = (bare, None)
             return
         if bare in ("softmax", "log_softmax"):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if isinstance(dim, int) and result.dim():
-                self._known[id(result)] = (weakref.ref(result), bare, dim % result.dim(), op())
-            self._shares[id(result)] = (weakref.ref(result), bare, None)
+                self._known[result] = (bare, dim % result.dim(), op())
+            self._shares[result] = (bare, None)
             return
         if self._shares:
             self._share(bare, args, result, op)
         if not self._known:
             return
         if bare in _KEEPING or name.endswith("Tensor.data.__get__"):
-            if (known := self._of(args[0])) is not None:
-                self._known[id(result)] = (weakref.ref(result), *known)
+            if (known := self._known.get(args[0])) is not None:
+                self._known[result] = known
         elif bare in _PRODUCTS or bare == "kl_div":
             self._product(args, op)
 
     def _share(self, bare: str, args: Any, result: Tensor, op: Callable[[], Op]) -> None:
         """Follow distributions through copies and views to a product of probabilities and a one-hot target."""
         if bare in _PRODUCTS:
-            pair = [self._shares.get(id(value)) for value in args[:2]]
-            alive = [k for k, a in zip(pair, args, strict=False) if k is not None and k[0]() is a]
-            kinds = [kind for _, kind, _ in alive]
+            alive = [known for value in args[:2] if (known := self._shares.get(value)) is not None]
+            kinds = [kind for kind, _ in alive]
             if sorted(kinds) == ["one_hot", "softmax"] and args[0].shape == args[1].shape:
                 target = kinds.index("one_hot")
-                if (view := alive[target][2]) is not None:
+                if (view := alive[target][1]) is not None:
                     self._scatter(args[1 - target], args[target], view, op)
             return
-        known = self._shares.get(id(args[0])) if bare in _FOLLOWED else None
-        given = None if known is None else known[0]()
-        if known is None or given is None or given is not args[0]:
+        known = self._shares.get(args[0]) if bare in _FOLLOWED else None
+        if known is None:
             return
-        _, kind, view = known
+        kind, view = known
         if bare == "exp":
             if kind != "log_softmax":
                 return
             kind = "softmax"
         if kind == "one_hot" and view is None and bare in _VIEWS and not _sums_to_one(result):
-            view = _View(op(), tuple(given.shape), tuple(result.shape))
-        self._shares[id(result)] = (weakref.ref(result), kind, view)
+            view = _View(op(), tuple(args[0].shape), tuple(result.shape))
+        self._shares[result] = (kind, view)
 
     def _scatter(
         self, probabilities: Tensor, target: Tensor, view: _View, op: Callable[[], Op]
@@ -147,7 +146,7 @@ class CrossedAxes:
             self.scattered.append(Scattered(view.op, view.given, view.made, op(), over[0], apart))
 
     def _product(self, args: Any, op: Callable[[], Op]) -> None:
-        given = [known for value in args[:2] if (known := self._of(value)) is not None]
+        given = [known for value in args[:2] if (known := self._known.get(value)) is not None]
         if len(given) != 2 or args[0].shape != args[1].shape:
             return
         probabilities, logs = sorted(given, key=lambda known: known[0] == "log_softmax")
@@ -158,10 +157,6 @@ class CrossedAxes:
                 probabilities[2], logs[2], op(), tuple(args[0].shape), probabilities[1], logs[1]
             )
             self.found.append(made)
-
-    def _of(self, value: Any) -> tuple[str, int, Op] | None:
-        known = self._known.get(id(value))
-        return known[1:] if known is not None and known[0]() is value else None
 
 
 def _sums_to_one(values: Tensor) -> list[int]:
@@ -202,7 +197,7 @@ class FocalMeans:
 
     def __init__(self) -> None:
         self.found: list[FocalMean] = []
-        self._known: dict[int, tuple[weakref.ref[Tensor], Form, Op, int]] = {}
+        self._known: ByTensor[tuple[Form, Op, int]] = ByTensor()
 
     def see(self, name: str, bare: str, args: Any, result: Any, op: Callable[[], Op]) -> None:
         """See one call and its result; ``op`` describes it where that is needed."""
@@ -211,11 +206,11 @@ class FocalMeans:
         if name in _CRITERIA:
             size = args[1].numel() if len(args) > 1 and isinstance(args[1], Tensor) else 0
             if size > 1:
-                self._known[id(result)] = (weakref.ref(result), "mean", op(), size)
+                self._known[result] = ("mean", op(), size)
             return
         if not self._known:
             return
-        given = [known for value in args if (known := self._of(value)) is not None]
+        given = [known for value in args if (known := self._known.get(value)) is not None]
         if not given:
             return
         forms = {form for form, _, _ in given}
@@ -225,11 +220,7 @@ class FocalMeans:
         (form, criterion, size), *others = given
         following = None if others else _next(form, bare, args)
         if following is not None:
-            self._known[id(result)] = (weakref.ref(result), following, criterion, size)
-
-    def _of(self, value: Any) -> tuple[Form, Op, int] | None:
-        known = self._known.get(id(value))
-        return known[1:] if known is not None and known[0]() is value else None
+            self._known[result] = (following, criterion, size)
 
 
 def _next(form: Form, bare: str, args: Any) -> Form | None:

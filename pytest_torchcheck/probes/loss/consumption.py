@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ...objects.weak import ByTensor
 from ..gradient.surrogates import DeadTerms
 from ..recorded.watch import Op, Watch, name_of
 from .axes import CrossedAxes, FocalMeans
@@ -164,29 +164,29 @@ class LossWatch(Watch):
         self.undefined = UndefinedValues()
         self.noise = NoiseTargets()
         self._squashes = 0
-        self._probabilities: dict[int, tuple[weakref.ref[Tensor], Op, int]] = {}
-        self._logged: dict[int, tuple[weakref.ref[Tensor], LogOf]] = {}
-        self._makers: dict[int, tuple[weakref.ref[Tensor], Producer]] = {}
-        self._whole: dict[int, tuple[weakref.ref[Tensor], Op]] = {}
-        self._taint: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._probabilities: ByTensor[tuple[Op, int]] = ByTensor()
+        self._logged: ByTensor[LogOf] = ByTensor()
+        self._makers: ByTensor[Producer] = ByTensor()
+        self._whole: ByTensor[Op] = ByTensor()
+        self._taint: ByTensor[str] = ByTensor()
         self._losing = self._inside = False
 
     def inside(self, inputs: Iterable[Tensor]) -> None:
         """Say that the forward computes its own loss: its inputs may be targets, what parameters make of them outputs."""
         self._inside = True
-        self._taint |= {id(tensor): (weakref.ref(tensor), "target") for tensor in inputs}
+        for tensor in inputs:
+            self._taint[tensor] = "target"
 
     def between(self, outputs: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
         """Say that the forward is over and the loss begins."""
         self._losing = True
         for kind, tensors in (("output", outputs), ("target", targets)):
             for tensor in tensors:
-                self._taint[id(tensor)] = (weakref.ref(tensor), kind)
+                self._taint[tensor] = kind
 
     def producer(self, tensor: Tensor) -> Producer | None:
         """Return what made a tensor."""
-        found = self._makers.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
+        return self._makers.get(tensor)
 
     def after(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
@@ -205,8 +205,8 @@ class LossWatch(Watch):
                 self.undefined.see(func, args, kwargs, result, lambda: self.op(name))
             if name in LOSSES and inputs:
                 self._loss(name, args, kwargs, inputs)
-                if (logged := self._logged.get(id(inputs[0]))) and logged[0]() is inputs[0]:
-                    self.logs.append(logged[1])
+                if (logged := self._logged.get(inputs[0])) is not None:
+                    self.logs.append(logged)
             if bare == "normal" and any(t.requires_grad for t in inputs):
                 self.samples.append(self.op(name))
             if isinstance(result, Tensor) and inputs:
@@ -221,19 +221,17 @@ class LossWatch(Watch):
     def _probable(self, bare: str, name: str, given: Tensor, result: Tensor) -> None:
         """Follow probabilities from what makes them to a logarithm."""
         if bare in SQUASHING:
-            made = (weakref.ref(result), self.op(name), self._squashes)
-            self._probabilities[id(result)] = made
+            self._probabilities[result] = (self.op(name), self._squashes)
             self._squashes += 1
             return
-        known = self._probabilities.get(id(given))
-        if known is None or known[0]() is not given:
+        if (known := self._probabilities.get(given)) is None:
             return
-        _, squash, number = known
+        squash, number = known
         if bare in _PICKS or (bare in ("__rsub__", "rsub") and squash.name.endswith("sigmoid")):
-            self._probabilities[id(result)] = (weakref.ref(result), squash, number)
+            self._probabilities[result] = known
         elif bare in _LOGS:
             found = LogOf(self.op(name), squash, number)
-            self._logged[id(result)] = (weakref.ref(result), found)
+            self._logged[result] = found
             if self._losing:
                 self.logs.append(found)
 
@@ -249,23 +247,19 @@ class LossWatch(Watch):
                 options=options,
                 arguments=args,
                 producer=self.producer(first),
-                target_op=self._target_op(target),
+                target_op=self._whole.get(target),
                 swapped=isinstance(target, Tensor)
                 and target.requires_grad
                 and (self._kind(first), self._kind(target)) == ("target", "output"),
             )
         )
 
-    def _target_op(self, target: Any) -> Op | None:
-        found = self._whole.get(id(target))
-        return found[1] if found is not None and found[0]() is target else None
-
     def _whole_made(self, bare: str, name: str, inputs: list[Tensor], result: Tensor) -> None:
         """Note what made a tensor of whole numbers: behind reshapes, the first slice or computation."""
-        known = self._target_op(inputs[0]) if inputs and bare in SHAPE_ONLY else None
+        known = self._whole.get(inputs[0]) if inputs and bare in SHAPE_ONLY else None
         if known is None and bare in SHAPE_ONLY:
             return
-        self._whole[id(result)] = (weakref.ref(result), known or self.op(name))
+        self._whole[result] = known or self.op(name)
 
     def _made(self, bare: str, name: str, args: Any, inputs: list[Tensor], result: Tensor) -> None:
         if bare in SHAPE_ONLY or (bare == "__getitem__" and inputs):
@@ -278,7 +272,7 @@ class LossWatch(Watch):
         else:
             maker = None
         if maker is not None:
-            self._makers[id(result)] = (weakref.ref(result), maker)
+            self._makers[result] = maker
 
     def _guarded(self, bare: str, args: Any, inputs: list[Tensor]) -> Producer | None:
         """Return what made values that are only kept from a bound: clamped, or with a small number added."""
@@ -295,7 +289,7 @@ class LossWatch(Watch):
             kind = found.pop() if len(found) == 1 else "both"
             if self._inside:
                 kind = "output" if result.requires_grad else "target"
-            self._taint[id(result)] = (weakref.ref(result), kind)
+            self._taint[result] = kind
         if len(inputs) < 2 or (bare not in ELEMENTWISE and not name.startswith("F.")):
             return
         # what was picked by a target (a chosen action's value) is still an output
@@ -341,8 +335,7 @@ class LossWatch(Watch):
             )
 
     def _kind(self, tensor: Tensor) -> str:
-        found = self._taint.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else ""
+        return self._taint.get(tensor) or ""
 
 
 def parameter_of(module: nn.Module, producer: Producer | None) -> str | None:

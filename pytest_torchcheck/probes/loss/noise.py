@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
+from ...objects.weak import ByTensor
 from ..recorded.watch import tensors_in, version_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class NoiseTargets:
         self._other = other
         self.ops: list[tuple[Op, tuple[int, ...]]] = []
         self._drawn: dict[int, _Drawn] = {}
-        self._errors: dict[int, tuple[weakref.ref[Tensor], Tensor, frozenset[int]]] = {}
+        self._errors: ByTensor[tuple[Tensor, frozenset[int]]] = ByTensor()
 
     def see(
         self, name: str, bare: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]
@@ -84,10 +85,10 @@ class NoiseTargets:
             return
         if not self._drawn:
             return
-        if (error := self._errors.get(id(args[0]) if args else 0)) and error[0]() is args[0]:
+        if args and (error := self._errors.get(args[0])) is not None:
             squared = bare in ("mul", "__mul__") and args[1:2] and args[1] is args[0]
             if squared or bare.strip("_") in _SIZES:
-                self._compared(error[1], error[2], op)
+                self._compared(*error, op)
             return
         given = list(tensors_in((args, kwargs)))
         known = [self._of(tensor) for tensor in given]
@@ -100,7 +101,7 @@ class NoiseTargets:
                 if name in _LOSSES:
                     self._compared(guess, draws, op)
                 else:
-                    self._errors[id(result)] = (weakref.ref(result), guess, draws)
+                    self._errors[result] = (guess, draws)
             return
         shifted = short in _SHIFTS and len(given) < 2
         if short in _LINEAR and not shifted and all(known):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ...objects.weak import ByTensor
 from ..recorded.watch import Op, tensors_in
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Terms:
         self._terms: dict[Node, IdleTerm] = {}
         self._joined: dict[Node, IdleTerm] = {}
         self._sources: dict[int, Node | None] = {}
-        self._cut: dict[int, tuple[weakref.ref[Tensor], IdleTerm]] = {}
+        self._cut: ByTensor[IdleTerm] = ByTensor()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -95,13 +95,13 @@ class Terms:
         if bare == "detach":
             if args[0].requires_grad and args[0].dim():
                 made = op()
-                self._cut[id(result)] = (weakref.ref(result), IdleTerm(made, made))
+                self._cut[result] = IdleTerm(made, made)
                 self._sources[made.index] = args[0].grad_fn
             return
         if bare == "normal" and not result.requires_grad:
             if any(t.requires_grad for t in tensors_in((args, kwargs))):
                 made = op()
-                self._cut[id(result)] = (weakref.ref(result), IdleTerm(made, made))
+                self._cut[result] = IdleTerm(made, made)
             return
         cut = self._cut_of(args, kwargs)
         if cut is None and (result.dim() or result.grad_fn is None):
@@ -114,7 +114,7 @@ class Terms:
             made = op()
             term = IdleTerm(made, cut.cut, through=cut.through | {made.module})
         if cut is not None:
-            self._cut[id(result)] = (weakref.ref(result), term)
+            self._cut[result] = term
         if result.grad_fn is not None and result.dim() < 3:
             self._joins(args, kwargs, result)
         if not result.dim() and result.grad_fn is not None:
@@ -157,14 +157,9 @@ class Terms:
             return None
         found: IdleTerm | None = None
         for tensor in tensors_in((args, kwargs)):
-            known = self._cut.get(id(tensor))
-            if known is None or known[0]() is not tensor:
+            if (known := self._cut.get(tensor)) is None:
                 continue
-            found = (
-                known[1]
-                if found is None
-                else replace(found, through=found.through | known[1].through)
-            )
+            found = (found and replace(found, through=found.through | known.through)) or known
         return found
 
     def _joins(self, args: Any, kwargs: Any, result: Tensor) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
+from ...objects.weak import ByTensor
 from ..recorded.watch import readable
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Groups:
 
     def __init__(self) -> None:
         self.found: list[Regrouped] = []
-        self._picked: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
-        self._known: dict[int, tuple[weakref.ref[Tensor], _Weights]] = {}
+        self._picked: ByTensor[Tensor] = ByTensor()
+        self._known: ByTensor[_Weights] = ByTensor()
 
     def called(
         self,
@@ -82,17 +82,17 @@ class Groups:
             self._pick(args, result)
         if not self._picked:
             return
-        if name in _ADDS and (index := _of(self._picked, args[0])) is not None:
-            self._picked[id(result)] = (weakref.ref(result), index)
+        if name in _ADDS and (index := self._picked.get(args[0])) is not None:
+            self._picked[result] = index
         elif name in _DIVISIONS and len(args) > 1:
-            index = _of(self._picked, args[1])
+            index = self._picked.get(args[1])
             if index is not None and result.requires_grad and _sums(result, index) == (1.0, 1.0):
                 made = _Weights(result.detach(), index, lines())
-                self._known[id(result)] = (weakref.ref(result), made)
+                self._known[result] = made
         elif name in _SHAPES or name in _PRODUCTS or name == "__getitem__":
             for given in args[:2]:
-                if (known := _of(self._known, given)) is not None:
-                    self._known[id(result)] = (weakref.ref(result), known)
+                if (known := self._known.get(given)) is not None:
+                    self._known[result] = known
         elif name in _SUMS:
             self._sum(args, module, lines)
 
@@ -104,18 +104,17 @@ class Groups:
         if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() in (1, 2):
             index = index if index.dim() == 1 else index[:, 0]
             if len(index) == len(result) and len(index) <= _MOST and readable(index):
-                self._picked[id(result)] = (weakref.ref(result), index)
+                self._picked[result] = index
 
     def _sum(
         self, args: tuple[Any, ...], module: str, lines: Callable[[], tuple[Location, ...]]
     ) -> None:
-        source = next((t for t in args[1:] if _of(self._known, t) is not None), None)
+        known = next((one for t in args[1:] if (one := self._known.get(t)) is not None), None)
         index = next(
             (t for t in args[1:] if isinstance(t, Tensor) and t.dtype == torch.int64), None
         )
-        if source is None or index is None:
+        if known is None or index is None:
             return
-        known = _of(self._known, source)
         groups = index if index.dim() == 1 else index.flatten(1)[:, 0]
         if len(groups) != len(known.index) or not _alike(groups, known.index):
             return
@@ -126,14 +125,9 @@ class Groups:
         self.found.append(
             Regrouped(
                 module=module, entries=len(groups), low=sums[0], high=sums[1],
-                made=(own or [*known.lines, None])[0], location=at[0] if at else None,
+                made=next(iter(own or known.lines), None), location=at[0] if at else None,
             )
         )  # fmt: skip
-
-
-def _of(known: dict[int, tuple[weakref.ref[Tensor], Any]], value: Any) -> Any:
-    found = known.get(id(value))
-    return found[1] if found is not None and found[0]() is value else None
 
 
 def _alike(one: Tensor, two: Tensor) -> bool:

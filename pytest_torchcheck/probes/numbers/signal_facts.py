@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from ...objects.weak import ByTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -163,7 +164,7 @@ class Weights:
     """Follows the results of softmax to the product that takes them, through dropout and copies."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, Location | None]] = {}
+        self._known: ByTensor[tuple[int, Location | None]] = ByTensor()
 
     def called(
         self,
@@ -177,16 +178,20 @@ class Weights:
         if name == "softmax":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if isinstance(dim, int) and isinstance(result, Tensor) and result.dim():
-                self._known[id(result)] = weakref.ref(result), dim % result.dim(), locate()
+                self._known[result] = dim % result.dim(), locate()
         elif name in _KEEPING:
-            if args and (known := self._of(args[0])) is not None and isinstance(result, Tensor):
-                self._known[id(result)] = weakref.ref(result), *known
+            if (
+                args
+                and (known := self._known.get(args[0])) is not None
+                and isinstance(result, Tensor)
+            ):
+                self._known[result] = known
         elif name == "einsum":
             return self._summed(args)
         elif len(args) > 1:
             first, second = args[:2] if name != "__rmatmul__" else (args[1], args[0])
             for weights, offset in ((first, 1), (second, 2)):
-                known = self._of(weights)
+                known = self._known.get(weights)
                 if known is not None and known[0] >= weights.dim() - 2 >= 0:
                     return weights, known[0], weights.dim() - offset, known[1]
         return None
@@ -198,14 +203,10 @@ class Weights:
         if not given or len(parts) != 2 or len(args) != 3 or "." in letters:
             return None
         for weights, own, other in zip(args[1:], parts, reversed(parts), strict=True):
-            known = self._of(weights)
+            known = self._known.get(weights)
             summed = [n for n, letter in enumerate(own) if letter not in given and letter in other]
             if known is None or len(summed) != 1 or len(own) != weights.dim():
                 continue
             if known[0] == summed[0] or own[known[0]] not in other:
                 return weights, known[0], summed[0], known[1]
         return None
-
-    def _of(self, tensor: Any) -> tuple[int, Location | None] | None:
-        known = self._known.get(id(tensor))
-        return known[1:] if known is not None and known[0]() is tensor else None

@@ -226,9 +226,9 @@ class SignalWatch(Watch):
         if outside and name in WATCHED:
             self._average(name, args, kwargs, result)
         if outside and name in SEEN:
-            self._views.called(name, args, result, self._module(), self.locate)
+            self._views.called(name, args, result, self.module_name, self.locate)
         if outside and name in grouped.SEEN:
-            self._groups.called(name, args, result, self._module(), self.user_lines)
+            self._groups.called(name, args, result, self.module_name, self.user_lines)
         if outside and name in CHOICES and args and self._source(args[0]) is not None:
             self._copies.called(name, args, result, self.locate)
         if outside:
@@ -264,7 +264,7 @@ class SignalWatch(Watch):
             return
         self.seen.rectified.append(
             Rectified(
-                module=self._module(),
+                module=self.module_name,
                 op=name_of(func),
                 location=self.locate(),
                 zeros=1 - int(torch.count_nonzero(result.detach())) / result.numel(),
@@ -287,9 +287,6 @@ class SignalWatch(Watch):
             return False  # the first element tells of most
         return not bool((given != 0).any())
 
-    def _module(self) -> str:
-        return self.scopes[-1].name if self.scopes else ""
-
     def _average(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Note a product of softmax weights with values."""
         if (found := self._weights.called(name, args, kwargs, result, self.locate)) is None:
@@ -298,7 +295,7 @@ class SignalWatch(Watch):
         if len(self.seen.averaging) < _MOST:
             self.seen.averaging.append(
                 Averaging(
-                    module=self._module(),
+                    module=self.module_name,
                     shape=tuple(weights.shape),
                     normalised=normalised,
                     summed=summed,
@@ -321,7 +318,7 @@ class SignalWatch(Watch):
             scale = _rms(given.detach().float())
         self.seen.squashed.append(
             Squashed(
-                module=self._module(),
+                module=self.module_name,
                 op=name,
                 location=self.locate(),
                 source=known.module,

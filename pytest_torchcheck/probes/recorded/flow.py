@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -99,10 +101,7 @@ class Flow:
 
     def live(self, value: Value) -> int:
         """Return the parameters that a gradient of this value would reach, as bits."""
-        found = 0
-        for node in value.nodes:
-            found |= self.reach(node)
-        return found
+        return self._reached(value.nodes)
 
     def reach(self, start: Node | None) -> int:
         """Return the parameters behind an autograd node, as bits."""
@@ -119,19 +118,16 @@ class Flow:
             if waiting:
                 stack.extend(waiting)
                 continue
-            bits = 0
-            for following in after:
-                bits |= self._reach[following]
-            self._reach[node] = bits
+            self._reach[node] = functools.reduce(operator.or_, (self._reach[n] for n in after), 0)
             stack.pop()
         return self._reach[start]
 
     def entering(self, call: Call) -> int:
         """Return the parameters whose gradient could flow out of the call's operands, as bits."""
-        bits = 0
-        for node in call.nodes:
-            bits |= self.reach(node)
-        return bits
+        return self._reached(call.nodes)
+
+    def _reached(self, nodes: Iterable[Node | None]) -> int:
+        return functools.reduce(operator.or_, map(self.reach, nodes), 0)
 
     def _find_losses(self) -> Iterator[Loss]:
         for call in self.recorder.calls:

@@ -155,6 +155,11 @@ class Watch(Observer):
     def raised(self, func: Callable[..., Any], token: Any) -> None:
         """See a call that raised instead, as the last one of a recomputation does on purpose."""
 
+    @property
+    def module_name(self) -> str:
+        """The name of the module that runs; empty for the root, and outside of all."""
+        return self.scopes[-1].name if self.scopes else ""
+
     def module_entered(self, module: nn.Module, args: Any) -> None:
         """See a module about to run; it is already on :attr:`scopes`."""
 

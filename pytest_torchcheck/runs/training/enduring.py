@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ...objects import trees
-from ...probes.loss.arguments import by_step, targets_of
+from ...probes.loss.arguments import by_step, same_results, targets_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients, gradient_stats
@@ -181,16 +181,16 @@ def unused_call(subject: Subject) -> int | None:
         idle = [
             k
             for k in range(1, MANY - 2)
-            if _same(weights[k], weights[k - 1])
+            if same_results(weights[k], weights[k - 1])
             and base[k][1]
             and all(bool(torch.isfinite(g).all()) for g in base[k][1].values())
-            and any(not _same(weights[j], weights[k]) for j in range(k + 1, MANY))
+            and any(not same_results(weights[j], weights[k]) for j in range(k + 1, MANY))
         ]
         for k in idle[:1]:
             tried = list(_calls(subject, [other if n == k else batch for n in range(MANY)]))
-            if _same(tried[k][1], base[k][1]) or not _same(tried[k][0], weights[k]):
+            if same_results(tried[k][1], base[k][1]) or not same_results(tried[k][0], weights[k]):
                 return None  # it reads nothing, or it is the data that decide
-            if _same(tried[-1][0], weights[-1]):
+            if same_results(tried[-1][0], weights[-1]):
                 return k
     except SubjectError:
         return None
@@ -220,10 +220,11 @@ def inputs_late(subject: Subject) -> bool:
 
     try:
         base = [arrived for _, arrived in _calls(subject, [batch] * (_LATER[-1] + 1))]
-        if not all(base) or _same(gradients(0, moved), base[0]):
+        if not all(base) or same_results(gradients(0, moved), base[0]):
             return False
         return all(
-            _same(gradients(k, moved), base[k]) and not _same(gradients(k, relabelled), base[k])
+            same_results(gradients(k, moved), base[k])
+            and not same_results(gradients(k, relabelled), base[k])
             for k in _LATER
         )
     except SubjectError:
@@ -264,10 +265,6 @@ def _arrivals(model: nn.Module) -> Iterator[_Tensors]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _same(one: _Tensors, two: _Tensors) -> bool:
-    return one.keys() == two.keys() and all(trees.same(one[k], two[k]) for k in one)
 
 
 @remembered("blind-direction")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...objects import trees
 from ...state import seed_everything
+from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
 from ...subject.gradients import gradient_stats
 from ...subject.optimizers import step_schedulers
@@ -14,9 +15,6 @@ from ..remembering import kept_value, put_value
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    import torch
-    from torch import nn
 
     from ...subject import Subject
     from .steps import Trajectory
@@ -103,7 +101,7 @@ def moved_as_built(subject: Subject, names: Collection[str]) -> tuple[str, ...]:
     Neither ``train()`` nor a seed is called in between, as in a loop that never calls them.
     """
     with subject.pristine(steps=True) as model:
-        before = {n: t.detach().clone() for n, t in _named(model).items() if n in names}
+        before = {n: t.detach().clone() for n, t in named_tensors(model).items() if n in names}
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         try:
@@ -111,9 +109,5 @@ def moved_as_built(subject: Subject, names: Collection[str]) -> tuple[str, ...]:
                 subject.train_step(model, made, subject.batch().clone())
         except SubjectError:
             return ()  # the steps in training mode tell it
-        now = _named(model)
+        now = named_tensors(model)
         return tuple(n for n, t in before.items() if n in now and not trees.same(t, now[n]))
-
-
-def _named(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
