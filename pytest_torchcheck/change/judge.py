@@ -14,12 +14,11 @@ from ..batches import Batch
 from ..probes.recorded.operations import narrow
 from ..subject import Subject
 from . import snapshot
-from .numbers import ALLOWED, NARROW, Verdict, differences, of_noise
 from .running import Outcome, Way, noise, run
 from .sketch import Sketch
 from .snapshot import ways
 from .state import Loading, StateChange, compare_state, find_loading
-from .traces import trace
+from .traces import ALLOWED, NARROW, Verdict, differences, of_noise, trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import sources
 from ..findings import Location
 from . import snapshot
-from .numbers import ALLOWED
-from .traces import parting, trace
+from .traces import ALLOWED, parting, trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from ..subject import Subject
     from .judge import Judgement
     from .lines import Edit, Edits
-    from .numbers import Verdict
+    from .traces import Verdict
     from .version import Version
 
 

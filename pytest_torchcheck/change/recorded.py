@@ -16,10 +16,9 @@ from . import record, report, snapshot
 from .judge import Judgement, judge_costs, judge_initial
 from .lines import Edits
 from .little import kind_of, line_of, little, sketch_of, weights
-from .numbers import ALLOWED, Difference, Verdict, differences, of_noise
 from .running import Way, run
 from .state import compare_state, find_loading
-from .traces import trace
+from .traces import ALLOWED, Difference, Verdict, differences, of_noise, trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -22,7 +22,7 @@ non_finite = Each(
 not_reparameterised = One(
     "diagnosis.gradient.missing:not_reparameterised", "sample-not-reparameterised"
 )
-blind_choice = One("diagnosis.gradient.choices:blind", "choice-untrained")
+blind_choice = One("diagnosis.gradient.missing:blind", "choice-untrained")
 zero = Each("diagnosis.gradient.zero:zero", "grad-zero", doubtful=True, seen=True)
 unlike_the_loss = One(
     "diagnosis.training.descent:differs",

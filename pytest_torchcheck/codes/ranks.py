@@ -26,7 +26,7 @@ message_of = Explainer[str]("ranks.explain:message_of")
 parameters_differ = One("ranks.explain:parameters_differ", "parameters-differ")
 root_of = Explainer[str | None]("ranks.explain:root_of")
 steps = Each(
-    "ranks.explain_steps:steps",
+    "ranks.explain_sharding:steps",
     "buffer-drift gradient-sum late-parameter loss-sum parameters-differ step-differs tie-split",
 )
 stopped_at = Explainer[str]("ranks.explain:stopped_at")

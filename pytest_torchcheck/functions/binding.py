@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .calls import Call, is_float
-from .generators import generators_of
+from .calls import Call, generators_of, is_float
 
 
 def make_call(

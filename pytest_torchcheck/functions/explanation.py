@@ -12,13 +12,13 @@ from torch import Tensor
 from ..findings import Culprit, Location
 from ..objects.trees import place_of
 from .arguments import resized
-from .common import MEANT, only_passes_on
 from .lines import computing_lines, gradient_line, line_with
 from .relations.experiments import affine, stale_needs, wrong_saved
 from .relations.jacobians import Block, as_real, numerical, real_size
 from .relations.jumps import nearly, stepwise
 from .relations.relation import Relation, Shapes
 from .relations.search import find_relation, follows_size
+from .target import MEANT, only_passes_on
 
 if TYPE_CHECKING:
     from ..findings import Finding

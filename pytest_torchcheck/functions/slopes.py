@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from .calls import is_float, tensors_of
-from .generators import seed_generators
+from .calls import is_float, seed_generators, tensors_of
 from .relations.jacobians import as_real, random_like
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,11 @@ from torch import Tensor
 from ..findings import Culprit, Finding, Location, Plain, Status
 from ..sources import of_object, rank
 from ..text.printable import message_of
-from .lines import error_line, head
+from .lines import error_line, gradient_line, head
 from .relations.jacobians import RTOL, STEP, random_like, real_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from .calls import Call, Run
 
@@ -191,3 +192,50 @@ def _describe(name: str, value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{name}: {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return f"{name}: {value!r}"[:80]
+
+
+EXACT = 1e-9
+"""Relative difference allowed in float64 between two ways to compute the same thing (CHECKS R2)."""
+
+MEANT = "declare promises.StraightThrough"
+"""What to do where a gradient differs on purpose."""
+
+Grads = Mapping[int, Tensor | None]
+
+
+def tolerance(target: Target) -> float:
+    """Return what two runs of the same mathematics may differ by, relative to the largest entry."""
+    return EXACT if target.dtype == torch.float64 else 1e-3
+
+
+def line_of(target: Target, index: int) -> Location | None:
+    """Return the line of backward that computes the gradient of a flat argument."""
+    return gradient_line(target.function, target.position(index))
+
+
+def reference_of(target: Target) -> tuple[Run, dict[int, Tensor], Grads]:
+    """Run once, draw the upstream gradient, and return both with the gradients."""
+    run = target.call.run()
+    upstream = target.upstream(run)
+    return run, upstream, run.grads({i: g.clone() for i, g in upstream.items()})
+
+
+def passes_values(target: Target, call: Call, index: int) -> bool:
+    """Say whether forward returns this input as it is, but for bounds: such a Function is written for its gradient."""
+    if len(target.chosen) != 1:
+        return False
+    output, value = call.run().outputs[target.chosen[0]].detach(), call.values[index]
+    if output.shape != value.shape:
+        return False
+    kept = output == value
+    return bool(kept.any()) and output[~kept].unique().numel() <= 2
+
+
+def only_passes_on(target: Target, call: Call) -> bool:
+    """Say whether every output is one of the inputs as it is: such a Function does nothing but to gradients."""
+    run = call.run()
+    given = [v for v in call.values if isinstance(v, Tensor)]
+    return all(
+        any(value.dtype == output.dtype and torch.equal(value, output.detach()) for value in given)
+        for output in (run.outputs[i] for i in target.chosen)
+    )

@@ -14,11 +14,11 @@ from .layers import Layer as Layer
 from .layers import Memory as Memory
 from .layers import Probe as Probe
 from .layers import TorchLayer as TorchLayer
+from .layers import driver_version as driver_version
 from .layers import install as install
 from .layers import layer as layer
-from .listing import driver_version as driver_version
-from .listing import parse_smi_list as parse_smi_list
-from .listing import present_gpus as present_gpus
+from .layers import parse_smi_list as parse_smi_list
+from .layers import present_gpus as present_gpus
 from .sharing import LEAST_SHARE as LEAST_SHARE
 from .sharing import cores as cores
 from .sharing import holding as holding

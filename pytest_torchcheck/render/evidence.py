@@ -10,7 +10,7 @@ them all. ``holders`` A list of names, from the object that is alive to what hol
 such lists. ``lines`` A list of mappings with ``bytes`` and either ``file``, ``line`` and ``text``
 or ``where``. ``samples``, ``labels``, ``reading`` Lists of mappings with the same keys in each:
 what a dataset holds, and how long reading it takes. ``time by line`` Likewise: where a step's time goes.
-``flame`` The same as stacks, as :func:`~pytest_torchcheck.render.flame.flame_svg` takes them. ``timeline`` A step's memory over time, as
+``flame`` The same as stacks, as :func:`~pytest_torchcheck.render.timeline.flame_svg` takes them. ``timeline`` A step's memory over time, as
 :func:`~pytest_torchcheck.render.timeline.timeline_svg` takes it.
 """
 
@@ -130,7 +130,7 @@ class Flame:
 
     Attributes:
         title: What is drawn.
-        stacks: What :func:`~pytest_torchcheck.render.flame.flame_svg` takes.
+        stacks: What :func:`~pytest_torchcheck.render.timeline.flame_svg` takes.
     """
 
     title: str

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from ..findings import STATUSES
 from ..text.wording import counted
 from .evidence import Chain, Curve, Flame, Table, Timeline, blocks
-from .flame import flame_svg
 from .source import diff, excerpt
 from .terminal import followers
 from .text import STATUS_WORDS, fields, headline, number, one_line
-from .timeline import timeline_svg
+from .timeline import flame_svg, timeline_svg
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,17 +1,30 @@
-"""Give findings the edit that their fix describes, and say whether the check passes with it."""
+"""Give findings the edit that their fix describes, and try it: whether the check passes with it.
+
+Only the user's own code runs, as it did before, with one line of it changed. The function gets its own code
+back afterwards, on every way out.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import linecache
+import os
+import sys
+import types
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from .. import trials
+from .. import sources
+from ..loop.closures import functions_of
 from ..sources import edits
 from ..sources.rewriting import edit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from torch import nn
+
+    from ..contracts import Contract
     from ..findings import Edit, Finding
     from .running import Runner
     from .selection import Case
@@ -37,7 +50,7 @@ def with_edits(
             continue
         edit, fix = edit_of(finding), finding.fix
         if edit is not None:
-            if seconds <= trials.MOST_SECONDS and case.device == "cpu" and runner.trials:
+            if seconds <= MOST_SECONDS and case.device == "cpu" and runner.trials:
                 edit = _tried(runner, case, found, finding, edit)
             fix += _said(edit, fix)
         else:
@@ -75,7 +88,7 @@ def _tried(
     contract = runner.contract
     subject = None if contract.model is None else runner.subject(case)
     model = None if subject is None else subject._model
-    with trials.edited(edit, contract, model) as runs:
+    with edited(edit, contract, model) as runs:
         if not runs:
             return edit
         runner.trials -= 1
@@ -83,11 +96,127 @@ def _tried(
             contract,
             seed=runner.seed,
             examples=runner.examples,
-            explain_seconds=trials.MOST_SECONDS,
+            explain_seconds=MOST_SECONDS,
             trials=0,
         )
         try:
             after = again.run(case)
         finally:
             again.close()
-    return replace(edit, tried=trials.judged(found, finding, after))
+    return replace(edit, tried=judged(found, finding, after))
+
+
+MOST_SECONDS: Final = 3.0
+"""A check that takes longer is not run again."""
+
+
+@contextlib.contextmanager
+def edited(edit: Edit, contract: Contract, model: nn.Module | None) -> Iterator[bool]:
+    """Let the function that holds an edit's line run with the edit within the block.
+
+    Args:
+        edit: The edit.
+        contract: Whose factory, loss and step are looked through.
+        model: Whose classes are.
+
+    Yields:
+        Whether it does: no function in reach may hold the line, or it may not be changed in memory.
+    """
+    function = _holder(edit, contract, model)
+    code = None if function is None else _edited_code(function.__code__, edit)
+    built = contract.is_factory or function is None or function.__name__ != "__init__"
+    if (
+        function is None or code is None or not built
+    ):  # a model that stands already is not built again
+        yield False
+        return
+    before = function.__code__
+    function.__code__ = code
+    try:
+        yield True
+    finally:
+        function.__code__ = before
+
+
+def _holder(edit: Edit, contract: Contract, model: nn.Module | None) -> types.FunctionType | None:
+    """Return the innermost function in reach that holds the line of an edit."""
+    if sources.rank(edit.file) != 2:
+        return None
+    found = [f for f in _functions(edit.file, contract, model) if _holds(f.__code__, edit)]
+    return max(found, key=lambda f: f.__code__.co_firstlineno, default=None)
+
+
+def _functions(
+    file: str, contract: Contract, model: nn.Module | None
+) -> Iterator[types.FunctionType]:
+    roots = (contract.model, contract.loss, contract.optimizer, contract.train_step, contract.batch)
+    yield from functions_of(*(root for root in roots if callable(root)))
+    classes: dict[type, None] = {}
+    for module in model.modules() if model is not None else ():
+        classes |= dict.fromkeys(type(module).__mro__)
+    for loaded in list(sys.modules.values()):
+        if getattr(loaded, "__file__", None) == file:
+            yield from _of_namespace(vars(loaded).values(), classes)
+    for cls in classes:
+        yield from _of_namespace(vars(cls).values(), {})
+
+
+def _of_namespace(values: Iterable[Any], classes: dict[type, None]) -> Iterator[types.FunctionType]:
+    for value in list(values):
+        if isinstance(value, type):
+            classes.setdefault(value)
+            continue
+        inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if isinstance(inner, types.FunctionType):
+            yield inner
+
+
+def _holds(code: types.CodeType, edit: Edit) -> bool:
+    return _same_file(code, edit.file) and any(line == edit.line for _, _, line in code.co_lines())
+
+
+def _same_file(code: types.CodeType, file: str) -> bool:
+    return code.co_filename == file or os.path.realpath(code.co_filename) == file
+
+
+def _edited_code(old: types.CodeType, edit: Edit) -> types.CodeType | None:
+    """Compile the file with the edit; return the code that takes the place of ``old``."""
+    lines = linecache.getlines(edit.file)
+    if not 0 < edit.line <= len(lines) or lines[edit.line - 1].rstrip("\n") != edit.old:
+        return None
+    lines = [*lines[: edit.line - 1], f"{edit.new}\n", *lines[edit.line :]]
+    try:
+        stack = [compile("".join(lines), old.co_filename, "exec", dont_inherit=True)]
+    except SyntaxError:
+        return None
+    while stack:
+        code = stack.pop()
+        if (code.co_qualname, code.co_firstlineno) == (old.co_qualname, old.co_firstlineno):
+            return code if code.co_freevars == old.co_freevars else None
+        stack += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return None
+
+
+def judged(
+    before: tuple[Finding, ...], finding: Finding, after: tuple[Finding, ...]
+) -> Literal["passes", "fails", ""]:
+    """Say what a run of the check with the edit shows of it.
+
+    Args:
+        before: What the check found without it.
+        finding: The one whose edit was tried.
+        after: What it found with it.
+
+    Returns:
+        ``passes`` where the check passes; ``fails`` where the finding is there again, or another one
+        than before; nothing where neither can be said.
+    """
+    wrong = [f for f in after if f.status in ("violated", "suspicious", "error")]
+    known = {_mark(f) for f in before if f is not finding}
+    if any(_mark(f) not in known for f in wrong):
+        return "fails"
+    return "passes" if not wrong and any(f.status == "passed" for f in after) else ""
+
+
+def _mark(finding: Finding) -> tuple[str, ...]:
+    return (finding.code, *sorted(culprit.name for culprit in finding.culprits))

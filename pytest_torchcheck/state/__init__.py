@@ -6,12 +6,12 @@ from .devices import device_loss_told as device_loss_told
 from .devices import is_device_error as is_device_error
 from .devices import is_range_error as is_range_error
 from .devices import settle as settle
-from .isolation import isolated as isolated
-from .isolation import randomness_kept as randomness_kept
 from .modules import ModuleState as ModuleState
 from .seeds import has_drawn as has_drawn
+from .seeds import isolated as isolated
 from .seeds import own_generators as own_generators
 from .seeds import random_states as random_states
+from .seeds import randomness_kept as randomness_kept
 from .seeds import seed_everything as seed_everything
 from .seeds import seed_process as seed_process
 from .seeds import seed_torch as seed_torch

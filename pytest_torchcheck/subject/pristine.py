@@ -23,8 +23,7 @@ from ..state import ModuleState, device_loss_told, is_lazy, isolated, settle
 from ..state.seeds import own_generators, seed_everything
 from .building import cast_floats, materialised, require_hashable, wrapped_tensor
 from .errors import Phase, SubjectError, UnmeasurableError
-from .graphs import Graphs, opened
-from .rehearsal import Rehearsal
+from .rehearsal import Graphs, Rehearsal, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,6 +11,7 @@ from torch import nn
 
 from pytest_torchcheck import Contract
 from pytest_torchcheck.findings import Finding, Location
+from pytest_torchcheck.runner import suggestions
 from pytest_torchcheck.sources.edits import clarified
 from pytest_torchcheck.sources.rewriting import edit_of
 
@@ -186,12 +187,11 @@ def test_an_edit_of_a_loss_and_of_a_step() -> None:
 def test_the_function_gets_its_code_back_after_an_interruption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from pytest_torchcheck import trials
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trials, "judged", interrupted)
+    monkeypatch.setattr(suggestions, "judged", interrupted)
     code = Cut.forward.__code__
     with pytest.raises(KeyboardInterrupt):
         found(Cut)

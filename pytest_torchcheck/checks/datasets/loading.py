@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...codes import data as explain
 from ...codes.undecided import BLOCKED
 from ...data import delivery, drawing, labels, order, randomness, validity
-from ...data.relations import collate_writes, mask_lengths, pairing
+from ...data.relations import collate_writes, pairing
 from ...data.relations import dropped_fields as dropping
 from ...data.relations import kept_draws as keeping
 from ...data.relations import never_drawn as never
@@ -55,7 +55,7 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
             elif made.mixed:
                 yield pairing.fields_mixed(part, made)
             elif made.mask is not None:
-                yield mask_lengths.mask_too_long(part, made.mask)
+                yield collate_writes.mask_too_long(part, made.mask)
             else:
                 what = "labels" if made.path else "fields"
                 yield passed(f"{part.prefix}{made.count} samples of a batch keep their own {what}")

@@ -7,8 +7,7 @@ import copy
 from typing import TYPE_CHECKING, Final
 
 from ...codes import memory as explain
-from ...measure.paired import compare
-from ...measure.repeated import repeated
+from ...measure.repeated import compare, repeated
 from ...subject import Subject
 from ...verdicts import inconclusive, passed
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from ...declared.speeds import Kind, Speed
     from ...findings import Finding
-    from ...measure.paired import Paired
+    from ...measure.repeated import Paired
 
 SECONDS: Final = 20.0
 """How long one ratio is measured at most."""

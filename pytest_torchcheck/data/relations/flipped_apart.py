@@ -17,8 +17,7 @@ from ...state import seed_process
 from ...verdicts import suspicious, violated
 from ..contents import is_array
 from ..describing import describe_leaf, is_under, join_digests, leaves, target_path
-from ..explaining.parting_lines import Traced, parting, traced_read
-from ..explaining.returned_object import returned_name
+from ..explaining.returned_object import Traced, parting, returned_name, traced_read
 from ..generators import fingerprint, global_generators
 from ..reading import read, spread
 from ..sample_lines import return_line

@@ -22,8 +22,15 @@ from ...verdicts import violated
 from ..reading import read
 from ..snapshot import put_back
 from ..wording import line_ref
-from .collate_writes import Shifted, shifts_watcher, wrongly_shifted
-from .mask_lengths import LongMask, entry_watcher, making_watcher, too_long
+from .collate_writes import (
+    LongMask,
+    Shifted,
+    entry_watcher,
+    making_watcher,
+    shifts_watcher,
+    too_long,
+    wrongly_shifted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
 from ... import deadline
-from ...explanation import PHASE_WORDS, Explanation, clipped
-from .fitting import with_other_inputs
-from .layers import with_squeeze
+from ...explanation import PHASE_WORDS, Explanation, clipped, listed
+from ...state.modules import ModuleState
+from .layers import input_of, with_squeeze
 from .scene import Scene
 from .table import entries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from ...explanation import Phase
 
@@ -149,3 +158,136 @@ def _unknown(scene: Scene) -> Explanation:
         if place
         else "see the traceback in the report",
     )
+
+
+_SIZES = frozenset({"matmul-shapes", "broadcast-shapes", "norm-shape", "cat-sizes", "view-size"})
+_SWAPPED = frozenset({"dtype-pair", "index-dtype", "channels", *_SIZES})
+_MOST = 24
+"""Other inputs that are tried at most."""
+_COMMON = (28, 32, 16, 64, 8, 24, 12, 48, 96, 128, 224, 256)
+_UNEQUAL = re.compile(r"size (?:of tensor a )?\(?(\d+)\)? (?:but got size|must match.*\() ?(\d+)")
+
+
+def with_other_inputs(scene: Scene, found: Explanation) -> Explanation:
+    """Ask which of two is meant, the model or its inputs, where it runs with other ones.
+
+    Args:
+        scene: The error.
+        found: What is said of it; its fix changes the model.
+    """
+    if scene.phase != "forward" or found.code not in _SWAPPED or " declare " in found.fix:
+        return found
+    if not isinstance(scene.model, nn.Module) or scene.batch is None or not found.fix:
+        return found
+    if (unequal := _unequal(scene)) is not None:
+        return replace(found, cause=unequal, fix="give every input the same number of samples")
+    if found.fix.startswith("call ") and found.code in _SIZES:
+        return found  # dimensions in another order are seen to fit
+    tried = islice(_others(scene, found.code), _MOST)
+    words = next((words for words, change in tried if _runs(scene, change)), None)
+    if words is None:
+        return found
+    return replace(
+        found, fix=f"{found.fix}; or, if the model is right, {words} (tried: the forward runs)"
+    )
+
+
+def _unequal(scene: Scene) -> str | None:
+    """Say that two inputs hold unlike numbers of samples, where those are the sizes that do not fit."""
+    sizes = _UNEQUAL.search(scene.first_line)
+    first = {name: value.shape[0] for name, value in scene.inputs.items() if value.dim()}
+    a, b = (
+        (next((n for n, v in first.items() if v == int(s)), "") for s in sizes.groups())
+        if sizes
+        else ("", "")
+    )
+    if not a or not b or a == b or first[a] == first[b]:
+        return None
+    return f"{a} holds {first[a]} samples, and {b} holds {first[b]}"
+
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _others(scene: Scene, code: str) -> Iterator[tuple[str, Change]]:
+    """Yield other inputs in words, with what makes them, the likeliest first."""
+    named = [(n, v) for n, v in scene.inputs.items() if not v.is_nested and v.dim() > 1]
+    for (one, a), (two, b) in combinations(named, 2):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            yield (
+                f"give {one} and {two} in the other order",
+                lambda leaf, a=a, b=b: b if leaf is a else a if leaf is b else leaf,  # type: ignore[misc]
+            )
+    for name, value in named:
+        if code == "channels" and value.dim() > 2:
+            shape = list(value.movedim(-1, 1).shape)
+            yield (
+                f"give {name} as {shape}, with its channels in dimension 1",
+                lambda leaf, value=value: value.movedim(-1, 1) if leaf is value else leaf,  # type: ignore[misc]
+            )
+    if code in _SIZES:
+        yield from _resized(scene, named)
+
+
+def _resized(scene: Scene, named: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, Change]]:
+    known: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    for _, value in named:
+        whole = [(2, 3)] if value.dim() == 4 else []
+        for dims in [*whole, *((d,) for d in range(1, value.dim()) if value.dim() != 4)]:
+            old = tuple(value.shape[d] for d in dims)
+            if (dims, old) in known:
+                continue
+            known.add((dims, old))
+            alike = [n for n, v in named if _has(v, dims, old)]
+            where = f"dimension{'s' * (len(dims) > 1)} {' and '.join(map(str, dims))}"
+            had = "x".join(map(str, dict.fromkeys(old)))
+            for new in _sizes(scene, old):
+                yield (
+                    f"give {listed(alike, 3)} size {new} instead of {had} in {where}",
+                    lambda leaf, dims=dims, old=old, new=new: _cut(leaf, dims, old, new),  # type: ignore[misc]
+                )
+
+
+def _sizes(scene: Scene, old: tuple[int, ...]) -> list[int]:
+    module, given = scene.module, input_of(scene)
+    around = list(dict.fromkeys(old))
+    if isinstance(module, nn.Linear) and given is not None and given.dim():
+        share = module.in_features / given.shape[-1]
+        around.insert(0, round(old[0] * (math.sqrt(share) if len(old) > 1 else share)))
+    named = [int(number) for number in re.findall(r"\b\d{1,4}\b", scene.first_line)]
+    near = [middle + step for middle in around for step in (0, -1, 1, -2, 2, -3, 3, -4, 4)]
+    made = dict.fromkeys([*near[:9], *named, *near, *_COMMON])
+    return [size for size in made if 1 < size <= 1024 and (size,) * len(old) != old][: _MOST // 2]
+
+
+def _has(value: torch.Tensor, dims: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    return value.dim() > max(dims) and tuple(value.shape[dim] for dim in dims) == sizes
+
+
+def _cut(leaf: torch.Tensor, dims: tuple[int, ...], old: tuple[int, ...], new: int) -> torch.Tensor:
+    """Return an input with another size in some dimensions, cut or repeated."""
+    if not _has(leaf, dims, old):
+        return leaf
+    for dim, size in zip(dims, old, strict=True):
+        leaf = leaf.index_select(dim, torch.arange(new, device=leaf.device) % size)
+    return leaf
+
+
+def _runs(scene: Scene, change: Change) -> bool:
+    """Say whether the model runs with other inputs; it is put back."""
+    deadline.keep()
+    model: Any = scene.model
+
+    def made(leaf: Any) -> Any:
+        return change(leaf).detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+    args, kwargs = tree_map(made, (tuple(scene.batch.args), dict(scene.batch.kwargs)))
+    kept = ModuleState(model)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(*args, **kwargs)
+    except Exception:
+        return False
+    finally:
+        kept.restore(parameters=False)
+    return True

@@ -11,7 +11,7 @@ from ... import sources
 from ...findings import Culprit
 from ...record.tracing import find_line
 from ...runs.again import forward_and_loss
-from ...runs.liveness.takings import takings
+from ...runs.liveness.unread import takings
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from .passed_on import passed_by
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from ...probes.numbers.views import IdleChoice
     from ...runs.liveness.idle_rows import IdleRows
     from ...runs.liveness.replaced import Replaced
-    from ...runs.liveness.takings import Taking
-    from ...runs.liveness.unread import OnlyLast, Unread
+    from ...runs.liveness.unread import OnlyLast, Taking, Unread
     from ...subject import Subject
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...declared.speeds import Kind, Speed
     from ...measure.budget import LargestBatch, OutOfMemory
     from ...measure.growth import Growth
-    from ...measure.paired import Paired
+    from ...measure.repeated import Paired
     from ...measure.steps import Tracked
     from ...probes.holding.leaks import Leak
     from ...probes.memory.profile import MemoryProfile

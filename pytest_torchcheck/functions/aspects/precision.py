@@ -18,7 +18,7 @@ from ..target import Outcome, Target, first_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..common import Grads
+    from ..target import Grads
 
 _LONG = 2_000
 """Operations of one forward and backward above which a callable is taken for an iteration: its steps adapt to

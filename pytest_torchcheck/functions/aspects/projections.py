@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..common import passes_values
 from ..explanation import others_of, shapes_of
 from ..lines import gradient_line
 from ..relations.jacobians import (
@@ -22,7 +21,7 @@ from ..relations.jacobians import (
 from ..relations.jumps import stepwise
 from ..relations.relation import Relation
 from ..relations.search import scaled
-from ..target import Outcome, Target
+from ..target import Outcome, Target, passes_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from ...probes.holding.aliasing import find_alias
 from ..arguments import jittered, redrawn
-from ..common import reference_of, tolerance
-from ..generators import seed_generators
+from ..calls import seed_generators
 from ..lines import Op, Trace, error_line, first_write, head, line_with, storage_of
 from ..relations.experiments import held_tensors, saved_tensors
 from ..relations.jacobians import distance
-from ..target import Outcome, Target, first_line
+from ..target import Outcome, Target, first_line, reference_of, tolerance
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ...probes.holding.aliasing import find_alias
-from ..common import reference_of, tolerance
 from ..lines import Trace, first_write, head, line_with, storage_of
 from ..relations.experiments import aliases, held_tensors
 from ..relations.jacobians import as_real, distance
-from ..target import Outcome, Target
+from ..target import Outcome, Target, reference_of, tolerance
 from .reentrancy import once_only
 
 if TYPE_CHECKING:

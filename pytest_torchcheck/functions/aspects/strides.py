@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ..calls import Call, is_float
-from ..common import Grads, reference_of, tolerance
 from ..lines import Trace, error_line, first_divergence, head
 from ..relations.jacobians import as_real, distance
-from ..target import Outcome, Target, first_line
+from ..target import Grads, Outcome, Target, first_line, reference_of, tolerance
 from .derivatives import check_first
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ..common import tolerance
 from ..lines import line_with
 from ..relations.jacobians import distance
-from ..target import Outcome, Target, first_line
+from ..target import Outcome, Target, first_line, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,6 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..calls import Call, is_float, tensors_of
-from ..common import reference_of, tolerance
 from ..explanation import shapes_of
 from ..lines import error_line, gradient_line, head, overrides
 from ..relations.jacobians import (
@@ -26,7 +25,7 @@ from ..relations.jacobians import (
     unit,
 )
 from ..relations.search import find_relation
-from ..target import Outcome, Target, first_line
+from ..target import Outcome, Target, first_line, reference_of, tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from ...probes.holding.aliasing import find_alias
-from ..common import MEANT, line_of, only_passes_on, passes_values, tolerance
 from ..lines import Trace, first_write, storage_of
 from ..relations.jacobians import as_real, distance
-from ..target import Outcome, Target, first_line
+from ..target import (
+    MEANT,
+    Outcome,
+    Target,
+    first_line,
+    line_of,
+    only_passes_on,
+    passes_values,
+    tolerance,
+)
 from .strides import layouts
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract, DeclarationError, Faster, SlowerBy
-from pytest_torchcheck.measure import paired
+from pytest_torchcheck.measure import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], Clock]:
         made = Clock(seed, noise)
         monkeypatch.setattr(time, "perf_counter", lambda: made.now)
         # a collection takes none of this time, and all of the test's
-        monkeypatch.setattr(paired.gc, "collect", lambda: 0)
+        monkeypatch.setattr(repeated.gc, "collect", lambda: 0)
         return made
 
     return make
@@ -97,14 +97,14 @@ def test_equal_work_is_never_found_slower_and_slower_work_always(
         for factor, allowed in ((1.0, {True, None}), (1.2, {False})):
             made = clock(seed, 0.5)
             one, two = made.work(factor * 0.002), made.work(0.002)
-            assert paired.compare(one, two, 1.05, seed=seed).within(1.05) in allowed
+            assert repeated.compare(one, two, 1.05, seed=seed).within(1.05) in allowed
 
 
 def test_a_ratio_at_the_limit_stays_undecided(clock: Callable[[int, float], Clock]) -> None:
     undecided = 0
     for seed in range(20):
         made = clock(seed, 0.5)
-        found = paired.compare(made.work(0.00105), made.work(0.001), 1.05, seconds=5, seed=seed)
+        found = repeated.compare(made.work(0.00105), made.work(0.001), 1.05, seconds=5, seed=seed)
         undecided += found.within(1.05) is None
         assert made.now < 6
     assert undecided >= 19
@@ -113,7 +113,7 @@ def test_a_ratio_at_the_limit_stays_undecided(clock: Callable[[int, float], Cloc
 def test_what_noise_decides_is_inconclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "pytest_torchcheck.checks.machines.speed.compare",
-        lambda *_, **__: paired.Paired(
+        lambda *_, **__: repeated.Paired(
             ratio=1.0, low=0.9, high=1.1, pairs=40, first_s=1.0, second_s=1.0
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
-from pytest_torchcheck.render.flame import flame_svg
+from pytest_torchcheck.render.timeline import flame_svg
 
 STACKS = [
     {"frames": ["forward", "block", "net.py:3: x = a<b", "mul"], "value": 60.0},
