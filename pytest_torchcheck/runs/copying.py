@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..objects import trees
+from ..sources import is_own_class
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from .outputs import expectations, gap, outputs_of, unlike
@@ -124,11 +125,15 @@ _WAYS = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__deepc
 
 
 def copies_itself(model: nn.Module) -> bool:
-    """Say whether a module of the model says in a way of its own what a copy or a pickle gets."""
+    """Say whether a module of the model says in a way of its own what a copy or a pickle gets.
+
+    A class of a package that the model's own does not belong to is held to its contract by that package.
+    """
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__[:-1]}
+    root = type(model).__module__.partition(".")[0]
     return any(
-        way in vars(kind)
-        for module in model.modules()
-        for kind in type(module).__mro__[:-1]
+        way in vars(kind) and (kind.__module__.partition(".")[0] == root or is_own_class(kind))
+        for kind in kinds
         if not kind.__module__.startswith("torch.")
         for way in _WAYS
     )
