@@ -25,6 +25,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
+def percent(share: float) -> str:
+    """Write a share in percent, with a digit more where it is less than one."""
+    return f"{share:.0%}" if share >= 0.01 else f"{share:.1%}"
+
+
 def at_sizes(sizes: Mapping[str, int]) -> str:
     """Return `` at B=4, T=16``, and nothing where there are no sizes."""
     return f" at {', '.join(f'{name}={size}' for name, size in sizes.items())}" if sizes else ""

@@ -13,6 +13,7 @@ from ...probes.loss.consumption import LossCall, LossWatch
 from ...probes.loss.slopes import LossOfOutput
 from ...probes.numbers.views import moved as crossed
 from ...probes.recorded.operations import record
+from ...text.wording import percent
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
 from .consumed import loss_line
@@ -82,14 +83,10 @@ def spread_over(
     )
 
 
-_WHOLE = 0.01
-
-
 def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding:
     """Explain a contrastive loss whose targets do not follow the samples."""
     made = call.target_op
     place = (made.location if made is not None else None) or call.op.location or loss_line(subject)
-    by = f"{change:.0%}" if change >= _WHOLE else f"{change:.1%}"
     return violated(
         "pairs-mixed",
         "the loss that ranks the samples against each other changes with their order",
@@ -97,7 +94,7 @@ def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding
             Culprit("target", "labels", "wrong partners", place),
             Culprit("loss", "loss", call.op.name, call.op.location),
         ],
-        observed=f"the same {size} samples in another order change the loss by at least {by}",
+        observed=f"the same {size} samples in another order change the loss by at least {percent(change)}",
         cause="the class used as target is not each sample's own partner",
         because="with the partners as targets, only the order of the terms of a mean would change",
         fix="use the column of each row's own partner as target: torch.arange(len(logits))",
@@ -232,7 +229,7 @@ def order_of_pairs(subject: Subject, found: Reordered) -> Finding:
         culprits=named or [Culprit("loss", "loss", "depends on the order", place)],
         location=place or loss_line(subject),
         observed=f"outputs and targets of the same {found.size} samples in another order change the loss by at "
-        f"least {found.change:.0%}",
+        f"least {percent(found.change)}",
         cause=f"the tensors that {meeting.op.name} combines hold the samples in different orders: {lines} repeat "
         "them in different ways"
         if len(named) > 1 and meeting is not None

@@ -90,18 +90,17 @@ def moved_by_order(subject: Subject) -> Reordered | None:
         base, pairs_by_place = _watched(first, size)
         if pairs_by_place or not _meet(subject, output, batch, rows.dims):
             return None
-        smallest = float("inf")
-        second = first
+        smallest, second = float("inf"), first
         for blocks in orders(size):
-            for index in blocks:
-                other = runs(index)
-                change = abs(float(other()) - base) / max(abs(base), 1e-6)
-                if change <= _SAME:
-                    return Reordered(change=0.0, size=size, first=first, second=other)
-                smallest, second = min(smallest, change), other if second is first else second
+            tried = [(abs(float(other()) - base), other) for other in map(runs, blocks)]
+            change, moved = max(tried, key=lambda one: one[0])
+            if change <= _SAME * max(abs(base), 1e-6):
+                return Reordered(change=0.0, size=size, first=first, second=moved)
+            if change < smallest:
+                smallest, second = change, moved
     except (SubjectError, RuntimeError):
         return None
-    return Reordered(change=smallest, size=size, first=first, second=second)
+    return Reordered(change=smallest / max(abs(base), 1e-6), size=size, first=first, second=second)
 
 
 def _by_number(target: torch.Tensor, size: int) -> bool:

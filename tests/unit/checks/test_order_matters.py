@@ -82,6 +82,19 @@ def test_labels_in_another_order_than_outputs_are_told_with_both_lines():
     assert any("flatten(0, 1)" in text for text in texts)
 
 
+def crowded(points, labels):
+    """Brings views of one class together; the labels are repeated in another way than the views."""
+    views = torch.cat([points[:, 0], points[:, 1]])
+    same = labels.repeat_interleave(2)
+    return (torch.cdist(views, views) * (same[:, None] == same)).sum()
+
+
+def test_an_order_that_leaves_the_pairs_of_a_few_classes_by_chance_excuses_nothing():
+    labels = torch.tensor([0, 1, 0, 1, 0, 1])
+    (found,) = check(crowded, labels).causes
+    assert found.code == "order-matters"
+
+
 @pytest.mark.parametrize("loss", [spread_alike, neighbours, halves, drawn, ranking, weighted])
 def test_sound_losses_are_not(loss):
     assert not any(f.status == "violated" for f in check(loss).findings)
