@@ -17,7 +17,8 @@ from ...findings import Culprit, Finding
 from ...objects.weak import by_class
 from ...runs.outputs import gap, outputs_of
 from ...runs.pieces import Piece, per_sample, pieces, plain
-from ...state import seed_everything
+from ...sources.syntax import writes
+from ...state import saved_state, seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated
 from .restarted import After, Parted, after
@@ -34,6 +35,8 @@ _RANDOM = re.compile(
     r"|\b(np|numpy)\.random\b|\brandom\.(random|randint|shuffle|sample|choice|uniform|gauss)\b|\binit\.(kaiming|xavier|orthogonal|normal|uniform|trunc)"
 )
 _SEEDED = re.compile(r"manual_seed|generator\s*=|\bseed\b|RandomState|default_rng\(\s*\w")
+_FORMS = frozenset({"shape", "size", "numel", "dim", "ndim", "dtype", "device"})
+_FORM = re.compile(r"^len$|_like$|\.new_(zeros|ones|empty|full)$")
 
 
 def lost_by_training(subject: Subject, changed: list[Piece]) -> Finding | None:
@@ -221,15 +224,17 @@ def _restored(
 def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:
     """Report what a module given as an instance drew at random when it was built, and does not save.
 
-    The source says that it is drawn; a run with other values says that the outputs depend on it.
+    The source says that it is drawn; a run with other values, after a load, says that the outputs depend on it.
     """
     for piece in pieces(subject.model).values():
         line = draws_at_random(piece.owner, piece.key)
         if line is None:
             continue
         with subject.pristine() as model:
+            saved = saved_state(model)
             if not _exchange(piece):
                 continue
+            model.load_state_dict(saved, strict=False)  # which may compute it again
             difference = gap(outputs_of(subject, model), expected)
         if difference is None:
             continue
@@ -311,25 +316,40 @@ def _constructor(cls: type) -> tuple[ast.Module, str] | None:
 
 
 def _making(tree: ast.AST, key: str) -> Iterator[ast.stmt]:
-    """Iterate over the statements that make an attribute: the assignment, and those of the names it reads."""
+    """Iterate over the statements that make an attribute: the assignment, and those of the names whose values it reads."""
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-    wanted: set[str] = set()
-    for node in statements:
-        if (
-            isinstance(node, ast.Assign)
-            and any(isinstance(t, ast.Attribute) and t.attr == key for t in node.targets)
-        ) or (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Call)
-            and isinstance(node.value.func, ast.Attribute)
-            and node.value.func.attr == "register_buffer"
-            and node.value.args
-            and getattr(node.value.args[0], "value", None) == key
-        ):
-            yield node
-            wanted |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-    for node in statements:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id in wanted for t in node.targets
-        ):
-            yield node
+    made = [node for node in statements if _makes(node, key)]
+    while made:
+        yield from made
+        wanted = {name for node in made for name in _values_read(node)}
+        statements = [node for node in statements if node not in made]
+        made = [
+            node
+            for node in statements
+            if any(isinstance(t, ast.Name) and t.id in wanted for t, _ in writes(node))
+        ]
+
+
+def _makes(node: ast.stmt, key: str) -> bool:
+    if isinstance(node, ast.Assign):
+        return any(isinstance(t, ast.Attribute) and t.attr == key for t in node.targets)
+    call = node.value if isinstance(node, ast.Expr) else None
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "register_buffer"
+        and bool(call.args)
+        and getattr(call.args[0], "value", None) == key
+    )
+
+
+def _values_read(node: ast.AST) -> Iterator[str]:
+    """Yield the names whose values a statement reads, not those of which it takes the form alone."""
+    if isinstance(node, ast.Attribute) and node.attr in _FORMS:
+        return
+    if isinstance(node, ast.Call) and _FORM.search(ast.unparse(node.func)):
+        return
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    for child in ast.iter_child_nodes(node):
+        yield from _values_read(child)
