@@ -44,6 +44,11 @@ class Ramp(nn.Module):
         return self.head(x * self.ramp)
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
 def codes(model):
     batch = torch.randn(4, 6), torch.arange(4) % 3
     made = Contract(model=model, batch=batch, loss=F.cross_entropy)
