@@ -128,14 +128,19 @@ CHECKS: tuple[Check, ...] = (
             cost="9 FBS; up to 130 more only where a sample has no influence",
         ),
         check(
-            "loss-sign",
-            "The loss falls when the output moves closer to the target.",
-            cost="shared by the loss checks",
-        ),
-        check(
             "loss-at-start",
             "Before training, cross entropy is close to that of a uniform guess.",
             needs=("loss", "targets"),
+            cost="shared by the loss checks",
+        ),
+        needs=("loss",),
+        axes="once",
+    ),
+    *family(
+        "losses.sign",
+        check(
+            "loss-sign",
+            "The loss falls when the output moves closer to the target.",
             cost="shared by the loss checks",
         ),
         needs=("loss",),

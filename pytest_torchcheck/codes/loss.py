@@ -36,6 +36,7 @@ wrong_input = One(
     "double-sigmoid double-softmax kl-of-logits log-as-rate rate-as-log relu-logits",
 )
 wrong_sign = One("diagnosis.loss.consumed:wrong_sign", "loss-sign", doubtful=True)
+pulled_off = One("diagnosis.loss.suiting:pulled_off", "fit-pulled-off")
 turned_levels = One("diagnosis.loss.targets:turned_levels", "loss-sign")
 repels = One("diagnosis.loss.targets:repels", "loss-sign")
 turned = One("diagnosis.loss.consumed:turned", "loss-sign", doubtful=True)

@@ -13,10 +13,9 @@ from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf
 from ...probes.loss.directions import shuffled, turned
-from ...probes.loss.slopes import Stretched, lost_entries, repelled
+from ...probes.loss.slopes import Stretched, lost_entries
 from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
 from ...runs.losses.in_steps import lost_loss, penalised_in_parts, step_evidence
-from ...runs.losses.levels import levels_of
 from ...runs.losses.noise import unseen_noise
 from ...runs.losses.step_reads import step_reads
 from ...runs.training.enduring import blind_direction
@@ -285,67 +284,6 @@ def _holds_when_sure(subject: Subject, log: LogOf) -> bool:
         if not isinstance(loss, torch.Tensor | float):
             return True
         return bool(torch.isfinite(torch.as_tensor(loss)).all())
-
-
-def loss_sign(subject: Subject) -> Iterator[Finding]:
-    """Look at the slope of the loss towards the true class or the target value, and on both sides of each target.
-
-    A loss that is highest at every target of one sign, and lowest at those of the other, scales the error by
-    the target itself. Entries of an output that are pulled to one minus the levels which the loss holds are
-    quantiles of the other side.
-    """
-    seen = evidence(subject)
-    classes = [used for used in seen.consumed if not math.isnan(used.rising)]
-    wrong = [used for used in classes if used.rising > 0.95 and used.counted >= 2]
-    if wrong:
-        yield explain.wrong_sign(
-            subject,
-            f"raising the true class's logit raises the loss for {wrong[0].rising:.0%} of "
-            f"{wrong[0].counted} targets",
-            wrong[0].place,
-            opposed=len(wrong) < len(classes),
-        )
-        return
-    # outputs that one target pulls apart are compared with each other, not with the target; where a loss of
-    # torch's pulls what it is given towards the target, the output may be a distance, which falls as a score rises
-    away = seen.away if all(share > 0.95 for share in seen.away.values()) else {}
-    if away and not classes and not _pulls_towards(subject):
-        path, share = next(iter(away.items()))
-        yield explain.wrong_sign(
-            subject,
-            f"moving {path} towards its target raises the loss in {share:.0%} of the samples",
-            None,
-        )
-        return
-    if (turn := turned(seen.directions)) is not None:
-        yield explain.turned(subject, turn)
-        return
-    own = loss_of_output(subject) if subject.contract.loss is not None else ""
-    if not isinstance(own, str) and (found := repelled(own)) is not None:
-        yield explain.repels(subject, own, found)
-        return
-    if not isinstance(own, str) and (levels := levels_of(own, subject.contract.loss)):
-        words = f"the loss pulls the entries of {levels.path} to the quantiles that it holds"
-        yield explain.turned_levels(levels) if levels.turned else passed(words)
-        return
-    if any(one.way == "towards" for one in seen.directions):
-        yield passed("the loss falls as outputs move towards the labels")
-        return
-    if not classes and not seen.away and not subject.contract.declares("targets"):
-        yield not_applicable("there are no targets, and no detached output can serve as target")
-        return
-    if not classes and not seen.away:
-        yield inconclusive(
-            "no output could be matched with its target, so the sign could not be determined"
-        )
-        return
-    yield passed("the loss falls as outputs move towards the targets")
-
-
-def _pulls_towards(subject: Subject) -> bool:
-    """Say whether a loss function of torch's pulls what it is given towards labels of the batch, in a step."""
-    seen = step_evidence(subject)
-    return seen is not None and any(one.way == "towards" for one in seen.directions)
 
 
 def loss_at_start(subject: Subject) -> Iterator[Finding]:

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...codes import gradients as explain
 from ...probes.gradient.places import gradient_by_place
+from ...probes.loss.coupling import weight_cut
 from ...runs.losses import slopes
 from ...runs.training.steps import trains_by_several
 from ...verdicts import inconclusive, not_applicable, passed
+from .targets import loss_of_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,5 +70,10 @@ def descent(subject: Subject) -> Iterator[Finding]:
         )
     elif (placed := gradient_by_place(subject)) is not None:
         yield explain.by_place(subject, placed)
+    elif not isinstance(own := loss_of_output(subject), str) and (cut := weight_cut(own)):
+        yield not_applicable(
+            f"the loss cuts {cut.path} where it weighs the term of {cut.labels}, and fits it to {cut.target} by "
+            "another: with its gradient in both, the former would pull it off"
+        )
     else:
         yield explain.unlike_the_loss(subject, found, found.measured, shown)

@@ -210,10 +210,34 @@ def _producer_line(evidence: LossEvidence) -> Location | None:
 
 
 def wrong_sign(
-    subject: Subject, observed: str, place: Location | None, *, opposed: bool = False
+    subject: Subject,
+    observed: str,
+    place: Location | None,
+    *,
+    opposed: bool = False,
+    weighed: str | None = None,
 ) -> Finding:
-    """Explain a loss whose decrease makes the fit worse; one term of it, where another pulls the right way."""
+    """Explain a loss whose decrease makes the fit worse; one term of it, where another pulls the right way.
+
+    Args:
+        subject: Whose loss.
+        observed: What was seen.
+        place: The line of the call.
+        opposed: Whether another term pulls the right way.
+        weighed: The target whose sign decides which way the loss pulls.
+    """
     line = loss_line(subject) or place
+    if weighed is not None:
+        return suspicious(
+            "loss-sign",
+            f"the loss falls when the output moves away from the target, with {weighed} as its weight",
+            culprits=[culprit(subject, "wrong sign", place or line)],
+            location=place or line,
+            observed=observed,
+            cause=f"the sign of the loss is wrong, unless {weighed} holds costs and no rewards",
+            because=f"with negative values in {weighed} the loss pulls the other way",
+            fix="negate the loss where it weighs a log-likelihood by rewards, or skip the check with the reason",
+        )
     if opposed:
         return suspicious(
             "loss-sign",

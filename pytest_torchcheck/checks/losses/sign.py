@@ -1,0 +1,90 @@
+"""The loss falls as outputs move towards their targets."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ...codes import loss as explain
+from ...probes.loss.coupling import pulled_off, weighed
+from ...probes.loss.directions import turned
+from ...probes.loss.slopes import repelled
+from ...runs.losses.consumption import evidence
+from ...runs.losses.in_steps import step_evidence
+from ...runs.losses.levels import levels_of
+from ...verdicts import inconclusive, not_applicable, passed
+from .targets import loss_of_output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings import Finding
+    from ...subject import Subject
+
+
+def loss_sign(subject: Subject) -> Iterator[Finding]:
+    """Look at the slope of the loss towards the true class or the target value, and on both sides of each target.
+
+    A loss that is highest at every target of one sign, and lowest at those of the other, scales the error by
+    the target itself. Entries of an output that are pulled to one minus the levels which the loss holds are
+    quantiles of the other side. An output that is fitted to a target must not be pulled off it by the term of labels.
+    """
+    seen = evidence(subject)
+    classes = [used for used in seen.consumed if not math.isnan(used.rising)]
+    own = loss_of_output(subject) if subject.contract.loss is not None else ""
+    pulled = None if isinstance(own, str) else pulled_off(own)
+    wrong = [used for used in classes if used.rising > 0.95 and used.counted >= 2]
+    if wrong:
+        yield explain.wrong_sign(
+            subject,
+            f"raising the true class's logit raises the loss for {wrong[0].rising:.0%} of "
+            f"{wrong[0].counted} targets",
+            wrong[0].place,
+            opposed=len(wrong) < len(classes),
+            weighed=None if len(wrong) < len(classes) or isinstance(own, str) else weighed(own),
+        )
+        if pulled is not None:
+            yield explain.pulled_off(pulled)
+        return
+    # outputs that one target pulls apart are compared with each other, not with the target; where a loss of
+    # torch's pulls what it is given towards the target, the output may be a distance, which falls as a score rises
+    away = seen.away if all(share > 0.95 for share in seen.away.values()) else {}
+    if away and not classes and not _pulls_towards(subject):
+        path, share = next(iter(away.items()))
+        yield explain.wrong_sign(
+            subject,
+            f"moving {path} towards its target raises the loss in {share:.0%} of the samples",
+            None,
+        )
+        return
+    if (turn := turned(seen.directions)) is not None:
+        yield explain.turned(subject, turn)
+        return
+    if not isinstance(own, str) and (found := repelled(own)) is not None:
+        yield explain.repels(subject, own, found)
+        return
+    if pulled is not None:
+        yield explain.pulled_off(pulled)
+        return
+    if not isinstance(own, str) and (levels := levels_of(own, subject.contract.loss)):
+        words = f"the loss pulls the entries of {levels.path} to the quantiles that it holds"
+        yield explain.turned_levels(levels) if levels.turned else passed(words)
+        return
+    if any(one.way == "towards" for one in seen.directions):
+        yield passed("the loss falls as outputs move towards the labels")
+        return
+    if not classes and not seen.away and not subject.contract.declares("targets"):
+        yield not_applicable("there are no targets, and no detached output can serve as target")
+        return
+    if not classes and not seen.away:
+        yield inconclusive(
+            "no output could be matched with its target, so the sign could not be determined"
+        )
+        return
+    yield passed("the loss falls as outputs move towards the targets")
+
+
+def _pulls_towards(subject: Subject) -> bool:
+    """Say whether a loss function of torch's pulls what it is given towards labels of the batch, in a step."""
+    seen = step_evidence(subject)
+    return seen is not None and any(one.way == "towards" for one in seen.directions)

@@ -1,0 +1,182 @@
+"""Two terms of a loss that meet: a target that weighs the term of labels, and a fitted output that such a term reads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from ...record.modes import Functions
+from ...sources import rank
+from ...subject.errors import SubjectError
+from ..recorded.watch import Watch, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..recorded.watch import Op
+    from .slopes import LossOfOutput
+
+_FEWEST: Final = 4
+_MANY: Final = 10
+_STEP: Final = 0.1  # standard deviations of the target, to both sides
+_EVEN: Final = (
+    0.02  # of the difference of the slopes on both sides: a square and a linear term make it 0
+)
+_OFF: Final = 0.01  # standard deviations of the target
+_FAR: Final = 3.0  # standard deviations of the target, to both sides
+_FOLLOWS: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulledOff:
+    """An output that a square fits to one target, and that a linear term of other labels pulls away; plain data.
+
+    Attributes:
+        path: Of the output.
+        target: What it is fitted to.
+        labels: What the other term reads.
+        by: How far from the target the loss is lowest: the median over its elements, in standard deviations.
+        op: The call by which the other term reads the output; None where it was not seen.
+    """
+
+    path: str
+    target: str
+    labels: str
+    by: float
+    op: Op | None
+
+
+def weighed(loss: LossOfOutput) -> str | None:
+    """Return the real target by whose sign the loss pulls one way or the other, as by returns or advantages."""
+    try:
+        if (base := loss.slopes()) is None:
+            return None
+        for name, target in loss.targets().items():
+            if not target.is_floating_point():
+                continue
+            now = loss.slopes(loss.with_targets(target, -_MANY * target.abs()))
+            slopes = {} if now is None else now.by_output
+            both = base.by_output.keys() & slopes
+            if any(float((base.by_output[path] * slopes[path]).sum()) < 0 for path in both):
+                return name
+    except SubjectError:
+        pass  # the loss refuses other targets
+    return None
+
+
+def pulled_off(loss: LossOfOutput) -> PulledOff | None:
+    """Look for an output whose fit to a target is not where the loss is lowest, because of a term of other labels.
+
+    A weight of a log-likelihood (an advantage) that has a fit of its own (the critic's) must be a constant in the
+    former, else the labels decide what it is fitted to.
+
+    Cost: three calls of the loss for each pair of an output and a real target of its size, beside whole labels.
+    """
+    targets = loss.targets()
+    labels = {n: t for n, t in targets.items() if not t.is_floating_point() and not t.is_complex()}
+    try:
+        for path, target in _pairs(loss) if labels else ():
+            wanted = targets[target].detach().reshape(loss.outputs[path].shape)
+            by = _away(loss, path, wanted)
+            if by is None:
+                continue
+            for name, label in labels.items():
+                if _weighs(loss, path, wanted, label):
+                    op = _reader(loss.at(path, wanted), path)
+                    return PulledOff(path=path, target=target, labels=name, by=by, op=op)
+    except SubjectError:
+        return None  # the loss refuses other outputs or labels
+    return None
+
+
+def weight_cut(loss: LossOfOutput) -> PulledOff | None:
+    """Return the fitted output that another term would pull off, did the loss not cut it from that term's graph."""
+
+    def around(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        users = rank(sys._getframe(2).f_code.co_filename) > 0
+        return args[0] if users and func is Tensor.detach else func(*args, **kwargs)
+
+    if pulled_off(loss) is not None:
+        return None
+    with Functions(around):
+        return pulled_off(loss)
+
+
+def _pairs(loss: LossOfOutput) -> Iterator[tuple[str, str]]:
+    for path, output in loss.outputs.items():
+        for name, target in loss.targets().items():
+            real = target.is_floating_point() and target.numel() == output.numel() >= _FEWEST
+            if real and bool((target != target.flatten()[0]).any()):
+                yield path, name
+
+
+def _away(loss: LossOfOutput, path: str, wanted: Tensor) -> float | None:
+    """Return how far from the target the loss is lowest; None where it is there, or the output is not fitted to it."""
+    size = float(wanted.double().std())
+    slopes = []
+    for by in (0.0, _STEP * size, -_STEP * size):
+        found = loss.at(path, wanted + by).slopes()
+        if found is None or path not in found.by_output or not found.finite:
+            return None
+        slopes.append(found.by_output[path].double())
+    here, above, below = slopes
+    curve = above - below
+    if not bool((curve > 0).all()) or bool(
+        ((above + below - 2 * here).abs() > _EVEN * curve).any()
+    ):
+        return None
+    by = float((here / curve).abs().median()) * 2 * _STEP
+    return by if by > _OFF else None
+
+
+def _weighs(loss: LossOfOutput, path: str, wanted: Tensor, labels: Tensor) -> bool:
+    """Say whether an output is a factor of what the loss computes of labels: other ones add the same to its slope anywhere."""
+    other = loss.with_targets(labels, labels.roll(1, 0))
+    gaps = []
+    for far in (0.0, _FAR, -_FAR):
+        here = loss.at(path, wanted + far * float(wanted.double().std()))
+        one, two = here.slopes(), here.slopes(other)
+        if one is None or two is None or path not in one.by_output.keys() & two.by_output.keys():
+            return False
+        gaps.append((one.by_output[path] - two.by_output[path], one.by_output[path]))
+    gap, slope = gaps[0]
+    largest = gap.abs().max()
+    if not bool(largest > _FOLLOWS * slope.abs().max()):
+        return False
+    return all(
+        bool((one - gap).abs().max() <= _FOLLOWS * (largest + own.abs().max())) for one, own in gaps
+    )
+
+
+class _Readers(Watch):
+    """Keeps the results of the calls that read an output or a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[Op, Tensor]] = []
+
+    def after(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
+    ) -> None:
+        """See one call."""
+        if isinstance(result, Tensor) and result.grad_fn is not None:
+            self.found.append((self.op(name_of(func)), result))
+
+
+def _reader(loss: LossOfOutput, path: str) -> Op | None:
+    """Return the first call whose result, and no result before it on the way, carries the slope to the output."""
+    with torch.enable_grad(), _Readers() as watch:
+        value, leaves = loss.run()
+    output = leaves[path]
+    for op, result in watch.found:
+        up = torch.autograd.grad(value, result, retain_graph=True, allow_unused=True)[0]
+        if up is None or (result._is_view() and result._base is output):
+            continue
+        through = torch.autograd.grad(result, output, up, retain_graph=True, allow_unused=True)[0]
+        if through is not None and bool(through.abs().max() > 0):
+            return op
+    return None

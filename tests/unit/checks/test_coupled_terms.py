@@ -1,0 +1,107 @@
+"""An output that is fitted to a target stays there, whatever another term of the loss reads of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.scores, self.value = nn.Linear(5, 12), nn.Linear(12, 3), nn.Linear(12, 1)
+
+    def forward(self, x):
+        h = self.body(x).tanh()
+        return self.scores(h), self.value(h)[:, 0]
+
+
+def nll(scores, labels):
+    return F.cross_entropy(scores, labels, reduction="none")
+
+
+def baseline_with_gradient(output, target):
+    (scores, value), (labels, returns) = output, target
+    fit = F.smooth_l1_loss(value, returns)
+    return fit - ((value - returns) * nll(scores, labels)).mean()
+
+
+def baseline_cut(output, target):
+    (scores, value), (labels, returns) = output, target
+    fit = F.smooth_l1_loss(value, returns)
+    return fit - ((value.detach() - returns) * nll(scores, labels)).mean()
+
+
+def apart(output, target):
+    (scores, value), (labels, depth) = output, target
+    return F.cross_entropy(scores, labels) + F.mse_loss(value, depth)
+
+
+def by_uncertainty(output, target):
+    (scores, value), (labels, depth) = output, target
+    return (torch.exp(-value) * nll(scores, labels) + 0.5 * value).mean() + 0.01 * depth.mean()
+
+
+def confident(output, target):
+    """Scales the scores by a confidence that has a target of its own."""
+    (scores, value), (labels, confidence) = output, target
+    sure = torch.sigmoid(value)[:, None]
+    mixed = sure * scores.softmax(-1) + (1 - sure) * F.one_hot(labels, 3)
+    return F.nll_loss(mixed.log(), labels) + F.mse_loss(value, confidence)
+
+
+def of_the_right_class(output, target):
+    """Fits a value for the samples of one class only."""
+    (scores, value), (labels, size) = output, target
+    there = (labels > 0).float()
+    return F.cross_entropy(scores, labels) + (there * (value - size).abs()).mean()
+
+
+def told(loss, *checks):
+    g = torch.Generator().manual_seed(1)
+    x, returns = torch.randn(9, 5, generator=g), torch.randn(9, generator=g) + 0.5
+    torch.manual_seed(0)
+    made = Contract(model=TwoHeads(), loss=loss, batch=(x, (torch.arange(9) % 3, returns)))
+    return made.check(list(checks or ["loss-sign"])).findings
+
+
+def test_an_advantage_with_the_gradient_of_its_baseline():
+    (found,) = [f for f in told(baseline_with_gradient) if f.status == "violated"]
+    assert found.code == "fit-pulled-off"
+    assert "(value - returns)" in found.location.text
+
+
+@pytest.mark.parametrize(
+    "loss", [baseline_cut, apart, by_uncertainty, confident, of_the_right_class]
+)
+def test_sound_losses_of_two_heads(loss):
+    assert [f.code for f in told(loss) if f.status == "violated"] == []
+
+
+def test_a_baseline_that_is_cut_on_purpose_is_no_partial_gradient():
+    (found,) = told(baseline_cut, "descent")
+    assert found.status == "not-applicable"
+    assert "would pull it off" in found.summary
+
+
+@pytest.mark.parametrize(("sign", "status"), [(1, "suspicious"), (-1, "passed")])
+def test_a_log_likelihood_that_a_target_weighs_has_the_sign_of_the_target(sign, status):
+    """Costs and rewards are weights of opposite signs; nothing in the program tells which they are."""
+
+    def loss(output, target):
+        labels, weights = target
+        return -sign * (weights.abs() * nll(output[0], labels)).mean()
+
+    def signed(output, target):
+        labels, weights = target
+        return -sign * ((weights + 2) * nll(output[0], labels)).mean()
+
+    (found,) = told(signed)
+    assert found.status == status
+    if sign > 0:
+        (found,) = told(loss)
+        assert found.status == "violated"  # its absolute values weigh one way only
