@@ -28,13 +28,16 @@ CHECKS: tuple[Check, ...] = (
             "The forward changes neither its inputs nor the containers that hold them.",
             cost="2 F, shared",
         ),
+    ),
+    *family(
+        "losses.sampling",
         check(
             "sampling-paths",
             "Normal samples that the loss depends on are reparameterised, and what chooses among "
             "codes is trained by the targets.",
             needs=("loss",),
             cost="shared by the loss checks; 1 F more where torch.normal receives tensors that "
-            "require gradients; 1 F of a few samples where a loss compares several outputs",
+            "require gradients; 1 F of a few samples where a loss compares several outputs; 1 F where the model draws normal numbers",
             axes="once",
         ),
     ),

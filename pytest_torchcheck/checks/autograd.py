@@ -11,15 +11,10 @@ import torch
 from .. import sources
 from ..codes import gradients as explain
 from ..objects import trees
-from ..probes.gradient.provenance import find_stops
 from ..probes.gradient.structural_zeros import structural_zeros
-from ..probes.recorded.watch import Watch, name_of, tensors_in
-from ..runs.again import forward_and_loss
 from ..runs.facts import forward_facts
 from ..runs.layers import parameter_rows
-from ..runs.liveness.choices import blind_choice
 from ..runs.looks import HIDDEN, REDRAWS, hidden_by_data, shared_shifts, unreached
-from ..runs.losses.consumption import evidence
 from ..runs.numerics import broken_in_eval
 from ..runs.omitted import read_where_given
 from ..runs.training.otherwise import in_live_memory, trained_in_step, written_by_step
@@ -337,57 +332,3 @@ def inputs_unchanged(subject: Subject) -> Iterator[Finding]:
 
 def _short(shape: tuple[tuple[str, str], ...]) -> str:
     return ", ".join(path for path, _ in shape[:6]) or "none"
-
-
-def sampling_paths(subject: Subject) -> Iterator[Finding]:
-    """Look for draws from live means or deviations that trainable operations read, and for choices that no target trains.
-
-    A draw that only meets its own log-probability (a policy gradient) is no mistake, nor is a
-    discrete one. A choice is a part of the model that an output follows in jumps: the gradients of its
-    parameters are the same whatever the targets are.
-    """
-    choice = blind_choice(subject)
-    if choice is not None:
-        yield explain.blind_choice(subject, choice)
-        return
-    if evidence(subject).samples == 0:
-        yield not_applicable(
-            "the forward draws from no normal distribution whose parameters require gradients"
-        )
-        return
-    with subject.pristine() as model:
-        stops = find_stops(forward_and_loss(subject), model)
-    drawn = [
-        stop
-        for stop in stops
-        if stop.kind == "sampling" and stop.op is not None and "normal" in stop.op.name
-    ]
-    if not drawn or not _feeds_parameters(subject):
-        yield passed(f"the results of {len(drawn)} draws enter no differentiable operation")
-        return
-    for stop in drawn:
-        yield explain.not_reparameterised(subject, stop)
-
-
-def _feeds_parameters(subject: Subject) -> bool:
-    """Say whether what is drawn goes on into operations with trainable parameters."""
-    fed: list[bool] = []
-    drawn: dict[int, torch.Tensor] = {}
-    parameters = {id(p) for p in subject.model.parameters() if p.requires_grad}
-
-    class Follow(Watch):
-        def after(
-            self, func: object, args: object, kwargs: object, result: object, token: object
-        ) -> None:
-            inputs = list(tensors_in((args, kwargs)))
-            made = list(tensors_in(result))
-            if name_of(func).endswith("normal") and any(t.requires_grad for t in inputs):  # type: ignore[arg-type]
-                drawn.update((id(t), t) for t in made)
-            elif any(id(t) in drawn for t in inputs):
-                if any(id(t) in parameters for t in inputs):
-                    fed.append(True)
-                drawn.update((id(t), t) for t in made)
-
-    with subject.pristine(train=True, seeded=True) as model, Follow(model):
-        subject.call(model, subject.batch().clone())
-    return bool(fed)

@@ -1,4 +1,4 @@
-"""What a loss asks for beside a fit: an output that is pulled off its target."""
+"""What a loss asks for beside a fit: an output that is pulled off its target, a draw of another spread."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...verdicts import violated
+from .consumed import loss_line
 
 if TYPE_CHECKING:
     from ...probes.loss.coupling import PulledOff
+    from ...runs.losses.spreads import Spread
+    from ...subject import Subject
 
 
 def pulled_off(found: PulledOff) -> Finding:
@@ -27,4 +30,37 @@ def pulled_off(found: PulledOff) -> Finding:
         because=f"where {found.path} equals {found.target} the fit has no slope; what is left is the same on both "
         f"sides, and another for other {found.labels}",
         fix=f"detach {found.path} where the weight is computed{where}",
+    )
+
+
+def spread_mistaken(subject: Subject, found: Spread) -> Finding:
+    """Explain noise that is scaled by what the loss takes for a variance, or a loss of the square of the variance."""
+    made = found.made if found.power == 1 and found.made is not None else None
+    place = (made or found.drawn).location if found.power == 1 else loss_line(subject)
+    taken = "the variance" if found.power == 1 else "the root of the variance"
+    return violated(
+        "spread-mistaken",
+        f"the noise is scaled by what the loss takes for {taken} of {found.path}",
+        culprits=[
+            Culprit("output", found.path, "has another spread in the loss than in the draw", place),
+            Culprit(
+                "call",
+                (made or found.drawn).name,
+                "scales the noise",
+                (made or found.drawn).location,
+            ),
+        ],
+        location=place,
+        observed=f"the loss, by the factor of the noise that is computed from {found.path}, has the slope of a "
+        f"normal distribution whose variance is the factor"
+        + ("" if found.power == 1 else " to the fourth power")
+        + ", not its square",
+        cause="the draw uses the variance as its deviation"
+        if found.power == 1
+        else "the loss takes a log variance for the logarithm of a deviation",
+        because="a divergence from a normal distribution has, by its deviation s, the slope a * s - b / s for any weight "
+        "and any prior; the measured slopes follow that line for no other variance",
+        fix="scale the noise by the deviation: torch.exp(0.5 * log_var)"
+        if found.power == 1
+        else "write the divergence with exp(log_var): 0.5 * (exp(log_var) + mean**2 - 1 - log_var)",
     )
