@@ -90,6 +90,12 @@ def is_spent(given: Any) -> bool | None:
     return None
 
 
+_MAKERS = frozenset(
+    ("list", "tuple", "set", "dict", "sorted", "filter", "map", "zip", "enumerate", "reversed", "iter")
+)  # fmt: skip
+"""What makes a container, or an iterator of its own class."""
+
+
 def iterator_lines(filename: str, name: str, given: Any) -> tuple[Location | None, Location | None]:
     """Return the line that makes an iterator, and the next line of that function that reads it.
 
@@ -177,7 +183,7 @@ def _makes(value: ast.expr, kind: str) -> bool:
         return kind == "generator"
     if not isinstance(value, ast.Call):
         return False
-    name = ast.unparse(value.func).rpartition(".")[2]
-    if kind == "generator":  # model.parameters(), a generator function
-        return name not in ("list", "tuple", "set", "dict", "filter", "map", "zip")
-    return name == kind or (name == "iter" and kind.endswith("iterator"))
+    words = ast.unparse(value.func).split(".")  # chain.from_iterable among them
+    if kind in words or (words[-1] == "iter" and kind.endswith("iterator")):
+        return True
+    return words[-1] not in _MAKERS  # model.parameters(), a function of the user's

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,6 +48,27 @@ def test_a_generator_that_the_first_call_used_up():
     assert found.code == "clip-nothing"
     assert found.location.text == "self.weights = (p for p in model.parameters())"
     assert "in an earlier call" in found.cause
+
+
+def trained(model):
+    return itertools.islice(model.parameters(), 2)
+
+
+@pytest.mark.parametrize("helper", [False, True])
+def test_an_iterator_that_a_logged_norm_reads_first(helper):
+    def chained(model):
+        weights = itertools.chain.from_iterable([[model.weight], [model.bias]])
+        size = sum(p.grad.norm() for p in weights)
+        nn.utils.clip_grad_norm_(weights, 1e-3 + 0 * float(size))
+
+    def sliced(model):
+        chosen = trained(model)
+        size = sum(p.grad.norm() for p in chosen)
+        nn.utils.clip_grad_norm_(chosen, 1e-3 + 0 * float(size))
+
+    (found,) = findings(sliced if helper else chained)
+    assert found.code == "clip-nothing"
+    assert found.location.text.startswith("chosen = " if helper else "weights = ")
 
 
 def test_parameters_that_are_chosen_through_an_iterator_with_nothing_left():
