@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import linecache
 import re
@@ -130,6 +131,7 @@ def switched_on(subject: Subject, name: str) -> Location | None:
 def switched_off(subject: Subject, name: str) -> list[Location]:
     """Return the lines that may switch a parameter's gradient off, the likeliest first.
 
+    A function that switches off whatever it is given stands behind its call with a part that the name names.
     The line that was seen to do it is the only one. Else a line of a class that owns the parameter comes
     first; then those of the user's files that hold the model's classes and the contract's functions,
     first of all those with a text that stands in the name, and none that leaves it on by what it
@@ -139,6 +141,28 @@ def switched_off(subject: Subject, name: str) -> list[Location]:
         subject: Whose model.
         name: Qualified name of the parameter.
     """
+    found = _switching(subject, name)
+    return [*(call for place in found[:1] for call in _given_to(place, name)), *found]
+
+
+def _given_to(place: Location, name: str) -> Iterator[Location]:
+    """Yield the call that gives a part with a parameter to the function in which a line stands, if there is one."""
+    function = sources.function_around(place.file, place.line)
+    given = [] if function is None else sources.parameters(function)
+    if function is None or not set(given) - {"self"} or function.name == "__init__":
+        return
+    calls = {
+        node.lineno
+        for node in sources.nodes(place.file)
+        if isinstance(node, ast.Call) and sources.called(node) == function.name
+        for argument in node.args
+        if ast.unparse(argument).rpartition(".")[2] in name.split(".")
+    }
+    if len(calls) == 1:
+        yield sources.of_line(place.file, calls.pop())
+
+
+def _switching(subject: Subject, name: str) -> list[Location]:
     if (seen := seen_off(subject).get(name)) is not None:
         return [seen]
     parts = name.split(".")
@@ -156,6 +180,7 @@ def switched_off(subject: Subject, name: str) -> list[Location]:
     lines = switches(subject)
     lines = [place for place in lines if not keeps_on(place, name)] or lines
     fitting = [place for place in lines if _names(place, name)]
+    fitting = fitting or [place for place in lines if any(_given_to(place, name))]
     return (fitting or lines)[:_MOST]
 
 

@@ -278,3 +278,35 @@ def test_of_several_lines_that_switch_the_one_that_keeps_it_on_is_not_named():
     (found,) = told(made, "gradients-exist")
     assert "# HERE" in found.location.text
     assert not any("startswith" in c.location.text for c in found.culprits if c.location)
+
+
+def still(part):
+    for p in part.parameters():
+        p.requires_grad_(False)
+
+
+class Student(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.top = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.trunk_slow, self.top_slow = copy.deepcopy(self.trunk), copy.deepcopy(self.top)
+        still(self.trunk_slow)
+        still(self.top)
+
+    def forward(self, x):
+        with torch.no_grad():
+            goal = self.top_slow(self.trunk_slow(x))
+        return self.top(self.trunk(x)) - goal
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_the_call_that_gives_a_part_to_what_freezes_it_is_the_place(built):
+    made = Contract(
+        model=Student() if built else Student,
+        inputs="B 4",
+        targets="B 3",
+        loss=F.mse_loss,
+        promises=(promises.Trainable("top.*"),),
+    )
+    (found,) = [f for f in told(made, "gradients-exist") if f.code == "grad-off"]
+    assert found.location.text == "still(self.top)"
