@@ -160,14 +160,16 @@ def of_parameter(root: Any, qualified: str) -> Location | None:
     return None
 
 
-def constructed(place: Location, cls: str) -> Location | None:
-    """Return the one line of a function called at a place that constructs an object of a class.
+def constructed(place: Location, thing: Any) -> Location | None:
+    """Return the one line of a function called at a place that constructs an object as this one.
 
     None where the place constructs it, or no function of its file that it calls does so on one line alone.
+    Of several lines, those count whose arguments, where they are written out, are what the object holds.
     """
     tree = tree_of(place.file)
     nodes = [] if tree is None else list(ast.walk(tree))
     here = {called(node) for node in nodes if holds(node, place.line)} - {""}
+    cls = type(thing).__name__
     if cls in here:
         return None
     found = {
@@ -175,12 +177,31 @@ def constructed(place: Location, cls: str) -> Location | None:
         for function in nodes
         if isinstance(function, ast.FunctionDef) and function.name in here
         for node in own_nodes(function)
-        if isinstance(node, ast.Call) and called(node) == cls
+        if isinstance(node, ast.Call) and called(node) == cls and _made_with(thing, node)
     }
     if len(found) != 1:
         return None
     ((line, function),) = found.items()
     return of_line(place.file, line, function)
+
+
+def _made_with(thing: Any, call: ast.Call) -> bool:
+    """Say whether an object can have been made by a call: what it holds by the names of the arguments is not another."""
+    try:
+        names = list(inspect.signature(type(thing)).parameters)
+    except (TypeError, ValueError):
+        return True
+    given = [*zip(names, call.args, strict=False), *((k.arg or "", k.value) for k in call.keywords)]
+    for name, node in given:
+        held = vars(thing).get(name)
+        if isinstance(held, int | float | str | tuple):
+            try:
+                value = ast.literal_eval(node)
+            except ValueError:
+                continue  # not written out
+            if type(value) is type(held) and value != held:
+                return False
+    return True
 
 
 def giving_call(place: Location, values: Collection[float] = ()) -> Location | None:

@@ -354,8 +354,8 @@ def place_of(found: Any, model: torch.nn.Module | None = None) -> Place | None:
     built = within = None
     if name and model is not None and _is_torchs_own(model, name):
         built = sources.of_parameter(model, name)
-        cls = type(model.get_submodule(name)).__name__
-        within = sources.constructed(built, cls) if built is not None else None
+        made = model.get_submodule(name)
+        within = sources.constructed(built, made) if built is not None else None
     return Place(
         built=built,
         constructed=within,
