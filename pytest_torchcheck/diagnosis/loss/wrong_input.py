@@ -112,6 +112,9 @@ def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
         )
     if code == "nll-without-log" and (left := forward_returned(subject)) is not None:
         culprits.append(Culprit("output", "output", "without log_softmax", left))
+    if code == "nll-without-log" and used.passed is not None:
+        culprits.insert(0, Culprit("call", "loss", "hands it on without log_softmax", used.passed))
+        place = used.passed
     culprits.append(culprit(subject, function, used.place))
     culprits += criterion_culprits(used.place, used.criterion)
     return violated(

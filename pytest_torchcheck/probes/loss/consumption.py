@@ -105,6 +105,7 @@ class LossCall:
         options: Its keyword arguments.
         arguments: All its positional arguments.
         producer: What made the input, or None where no watched operation did.
+        passed: What gave the input its shape within the loss, where the loss only reshapes an output; else None.
         target_op: What made the target last, slices included, or None where it came from outside.
         swapped: Whether it was given a target of the batch first, and after it what was computed
             from outputs alone.
@@ -116,6 +117,7 @@ class LossCall:
     options: dict[str, Any]
     arguments: tuple[Any, ...] = ()
     producer: Producer | None
+    passed: Op | None = None
     target_op: Op | None = None
     swapped: bool = False
 
@@ -168,6 +170,7 @@ class LossWatch(Watch):
         self._logged: ByTensor[LogOf] = ByTensor()
         self._makers: ByTensor[Producer] = ByTensor()
         self._whole: ByTensor[Op] = ByTensor()
+        self._passed: ByTensor[Op] = ByTensor()
         self._taint: ByTensor[str] = ByTensor()
         self._losing = self._inside = False
 
@@ -247,6 +250,7 @@ class LossWatch(Watch):
                 options=options,
                 arguments=args,
                 producer=self.producer(first),
+                passed=self._passed.get(first),
                 target_op=self._whole.get(target),
                 swapped=isinstance(target, Tensor)
                 and target.requires_grad
@@ -264,6 +268,8 @@ class LossWatch(Watch):
     def _made(self, bare: str, name: str, args: Any, inputs: list[Tensor], result: Tensor) -> None:
         if bare in SHAPE_ONLY or (bare == "__getitem__" and inputs):
             maker = self.producer(inputs[0]) if inputs else None
+            if self._losing:
+                self._passed[result] = self.op(name)
         elif (known := self._guarded(bare, args, inputs)) is not None:
             maker = known
         elif bare in ACTIVATIONS or bare in LINEAR or result.is_floating_point():

@@ -57,6 +57,7 @@ class Consumed:
         negative: Whether any element is negative.
         zeros: Share of exact zeros.
         spread: Standard deviation.
+        passed: The line of the loss that gives it its shape, where that is all that it does.
         producer: What made it.
         weight: The parameter that a linear producer multiplied with.
         place: Line of the call.
@@ -76,8 +77,7 @@ class Consumed:
         unlike: What keeps float targets of cross entropy from being class probabilities:
             ``several`` ones in a row, ``negative`` ones, or ``batch`` where the one dimension there
             is does not sum to one; empty where nothing does.
-        swapped: Whether a binary cross entropy was given 0s and 1s of the batch first, and the
-            output after it.
+        swapped: Whether a binary cross entropy was given 0s and 1s of the batch first, then the output.
         ctc: The labels of a CTC loss.
         misfit: Code of what is wrong with a rate or with log-probabilities, or empty.
     """
@@ -90,6 +90,7 @@ class Consumed:
     negative: bool = True
     zeros: float = 0.0
     spread: float = 0.0
+    passed: Location | None = None
     producer: Producer | None = None
     weight: str | None = None
     place: Location | None = None
@@ -301,6 +302,7 @@ def describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) 
         "function": call.op.name,
         "shape": tuple(values.shape),
         "place": call.op.location,
+        "passed": None if call.passed is None else call.passed.location,
         "criterion": call.op.module_class if is_criterion(call.op.module_class) else "",
         "target_place": None if call.target_op is None else call.target_op.location,
         "made_target": call.target_op is not None,
