@@ -90,7 +90,7 @@ def _missing(
         fix += f", or call a version that records gradients on line {outer}"
         culprits += _calls_of(cut)
     if kind == "not-reaching-loss" and location is not None:
-        more, mend, location = _not_read(subject, location, culprits)
+        more, mend, location = _not_read(subject, op, location, culprits)
         cause, fix = cause + more, mend or fix
     if kind in ("integer-cast", "non-differentiable") and op is not None and location is not None:
         more, mend, used = unused.picked(subject, op, location)
@@ -139,11 +139,16 @@ def _unread(
 
 
 def _not_read(
-    subject: Subject, location: Location, culprits: list[Culprit]
+    subject: Subject, op: Op | None, location: Location, culprits: list[Culprit]
 ) -> tuple[str, str, Location]:
     """Say what loses a result that a line computes: cause, fix, and the line to change; add culprits."""
     more, mend, used = unused.bound(subject, location)
     culprits += used
+    got = unused.received(subject, op, location) if op is not None and not (more or used) else None
+    if got is not None and got.location is not None:
+        culprits.append(got)
+        at = f"line {got.location.line}"
+        return f"; {got.name} {got.detail}", f"let an operation read it behind {at}", got.location
     if more or (entry := unused.entry_read(subject, location)) is None:
         return more, mend, location
     holder, line = entry

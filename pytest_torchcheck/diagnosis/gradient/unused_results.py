@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
 
 from ... import sources
 from ...findings import Culprit
 from ...probes.recorded.divergence import record
+from ...probes.recorded.watch import name_of
+from ...record.modes import Functions
 from ...record.tracing import find_line
 from ...runs.again import forward_and_loss
 from ..lines.omitted_arguments import edit, without_names
@@ -17,8 +23,6 @@ from ..lines.unread import unread, unread_names, unread_values
 
 if TYPE_CHECKING:
     from types import FrameType
-
-    import torch
 
     from ...findings import Location
     from ...probes.recorded.operations import Trace
@@ -54,6 +58,51 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
     if (slip := _slip(subject, place)) is not None:
         return slip
     return cause, fix, _passed_by(subject, place, told)
+
+
+def received(subject: Subject, op: Op, place: Location) -> Culprit | None:
+    """Return the last module that a result which no operation reads is given to, at the first line there that names it."""
+    made: dict[int, torch.Tensor] = {}
+    ran: list[int] = []
+    last: tuple[FrameType, str, nn.Module] | None = None
+
+    def around(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and name_of(func) == op.name:
+            at = sources.of_frame(sys._getframe(2))
+            if at is not None and (at.file, at.line) == (place.file, place.line):
+                made[id(result)] = result
+        return result
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        nonlocal last
+        owner = frame.f_locals.get("self")
+        if event == "call" and isinstance(owner, nn.Module):
+            given = (n for n, v in frame.f_locals.items() if made and made.get(id(v)) is v)
+            if (name := next(given, None)) is not None:
+                last = frame, name, owner
+                ran.clear()
+        elif event != "call" and last is not None and frame is last[0]:
+            ran.append(line)
+        return False
+
+    with subject.pristine() as model, Functions(around):
+        find_line(forward_and_loss(subject), watcher)
+    if last is None:
+        return None
+    frame, name, owner = last
+    code, paths = frame.f_code, {id(m): n for n, m in model.named_modules()}
+    reading = next((n for n in ran if _names(code.co_filename, n, name)), None)
+    path = paths.get(id(owner), type(owner).__name__)
+    at = sources.of_line(code.co_filename, reading or code.co_firstlineno, code.co_qualname)
+    detail = f"is given it as {name}, and no operation there reads it"
+    return Culprit("module", f"{path} ({type(owner).__name__})", detail, at)
+
+
+def _names(file: str, line: int, name: str) -> bool:
+    """Say whether a plain statement on a line reads a variable."""
+    plain = not hasattr(sources.statement(file, line), "body")
+    return plain and name in sources.names_read(file, line)
 
 
 def entry_read(subject: Subject, place: Location) -> tuple[str, Location] | None:
