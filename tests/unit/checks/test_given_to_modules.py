@@ -20,10 +20,8 @@ class Reader(nn.Module):
         self.swapped, self.key = swapped, nn.Linear(6, 6)
 
     def forward(self, x, notes=None):
-        if self.swapped:
-            notes = first_given(x, notes)  # SWAPPED
-        else:
-            notes = first_given(notes, x)
+        order = (x, notes) if self.swapped else (notes, x)  # SWAPPED
+        notes = first_given(*order)
         return x + self.key(notes).mean(1, keepdim=True)
 
 
