@@ -64,7 +64,7 @@ class Contract:
             with it.
         promises: What else holds, as objects of :mod:`pytest_torchcheck.promises`.
         functions: ``{name: (function, inputs)}`` to gradcheck beside those found by themselves.
-        dataset: A map-style dataset, or ``{"train": ..., "eval": ...}``.
+        dataset: A map-style dataset, or ``{"train": ..., "eval": ...}``; by default a loader's own.
         loader: A DataLoader or its arguments.
         memory: Ceiling of one training step's peak: bytes, ``"96 MiB"``, or a mapping from phase or
             category to one.
@@ -140,7 +140,8 @@ class Contract:
         output, loss = filled.get("output", output), filled.get("loss", loss)
         optimizer = filled.get("optimizer", optimizer)
         train_step = filled.get("train_step", train_step)
-        dataset, loader = filled.get("dataset", dataset), filled.get("loader", loader)
+        loader = filled.get("loader", loader)
+        dataset = validation.read_by(loader, filled.get("dataset", dataset))
         batch_dim = filled.get("batch_dim", batch_dim)
         self.model = validation.checked_model(model, dataset, functions)
         if self.model is not None and inputs is None and batch is None:

@@ -175,6 +175,20 @@ def checked_functions(functions: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     return made  # type: ignore[return-value]
 
 
+def read_by(loader: Any, dataset: Any) -> Any:
+    """Return the dataset that is declared, else those of the loaders; their arguments alone name none."""
+    if dataset is not None or loader is None:
+        return dataset
+    checked = checked_loader(loader)
+    loaders = checked if isinstance(checked, Mapping) and checked else {"": checked}
+    datasets = {role: getattr(one, "dataset", None) for role, one in loaders.items()}
+    if None in datasets.values():
+        raise DeclarationError(
+            "loader: its arguments need a dataset to read; write dataset=..., or give a DataLoader"
+        )
+    return datasets.get("", datasets)
+
+
 def checked_dataset(dataset: Any) -> Any:
     """Return a dataset, or datasets by role."""
     if dataset is None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_torchcheck import Contract
 
@@ -282,3 +283,15 @@ def test_nothing_to_read_is_a_violation() -> None:
         report = Contract(dataset=dataset).check()
         assert codes(report) == {"dataset-empty": "violated"}
         assert not report.ok
+
+
+def test_a_loader_without_its_dataset_is_read_all_the_same() -> None:
+    rows = TensorDataset(X, Y)
+    short = DataLoader(rows, batch_size=8, drop_last=True)
+    declared = {"model": net, "batch": ((X,), Y), "loss": F.cross_entropy}
+    assert "loader-empty" in codes(Contract(loader=short, **declared).check("last-batch"))
+    roles = {"train": DataLoader(rows, batch_size=2), "eval": short}
+    assert "loader-empty" in codes(Contract(loader=roles, **declared).check("last-batch"))
+    assert not codes(Contract(loader=DataLoader(rows, batch_size=2)).check("last-batch"))
+    with pytest.raises(ValueError, match="write dataset="):
+        Contract(loader={"batch_size": 8}, **declared)
