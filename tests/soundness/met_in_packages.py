@@ -164,3 +164,25 @@ def function_that_refuses_some_gradients() -> Contract:
             return self.head(Kernel.apply(x.detach().square(), self.scale))
 
     return classify(Covariance)
+
+
+@sound
+def centres_laid_out_by_the_first_batch() -> Contract:
+    class Clustered(nn.Module):
+        """Each sample is compared with centres that the first forward takes from its batch, in either mode."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.head = nn.Linear(8, 6), nn.Linear(3, 4)
+            self.register_buffer("centres", torch.zeros(3, 6))
+            self.register_buffer("laid_out", torch.tensor(False))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = torch.tanh(self.into(x))
+            if not self.laid_out:
+                order = torch.arange(3) % len(h)
+                self.centres.data.copy_(h.detach()[order] + h.detach().mean(0))
+                self.laid_out.data.fill_(True)
+            return self.head(torch.softmax(h @ self.centres.T, -1))
+
+    return classify(Clustered)
