@@ -144,6 +144,9 @@ ONE_DEVICE = frozenset(
 PACKED = frozenset(["gru", "lstm", "rnn_relu", "rnn_tanh"])
 """Of these, those whose integers, the batch sizes of a packed sequence, are always on the CPU."""
 
+PLACEHOLDERS = frozenset(["multi_head_attention_forward"])
+"""Of these, those to which an empty tensor is given for a weight that they then do not read."""
+
 
 FIRST_DECIDES = frozenset(
     [

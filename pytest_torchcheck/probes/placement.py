@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import sources
-from .device_rules import EACH_ALONE, FIRST_DECIDES, ONE_DEVICE, PACKED, SYNCS
+from .device_rules import EACH_ALONE, FIRST_DECIDES, ONE_DEVICE, PACKED, PLACEHOLDERS, SYNCS
 from .recorded.watch import Watch, in_backward, name_of, tensors_in
 
 if TYPE_CHECKING:
@@ -227,6 +227,8 @@ class Pretend(Watch):
             if tensor.dim() == 0:
                 continue  # a number on the CPU goes with every device
             if plain in PACKED and tensor.dtype == torch.int64:
+                continue
+            if plain in PLACEHOLDERS and not tensor.numel():
                 continue
             if id(tensor) in self._stayed:
                 self._mixture(full, self._stayed[id(tensor)][1])

@@ -186,3 +186,44 @@ def centres_laid_out_by_the_first_batch() -> Contract:
             return self.head(torch.softmax(h @ self.centres.T, -1))
 
     return classify(Clustered)
+
+
+@sound
+def attention_with_an_empty_packed_weight() -> Contract:
+    class Attention(nn.Module):
+        """Projects by three weights; the packed one that torch's function takes as well is not read then."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = x[:, None] * torch.linspace(0.5, 1.0, 3, device=x.device)[:, None]
+            h = h.transpose(0, 1)
+            bias = torch.cat([self.q.bias, self.k.bias, self.v.bias])
+            mixed, _ = F.multi_head_attention_forward(
+                h, h.flip(0), h.roll(1, 0), 8, 2, torch.empty([0]), bias, None, None, False, 0.0,
+                self.out.weight, self.out.bias, use_separate_proj_weight=True,
+                q_proj_weight=self.q.weight, k_proj_weight=self.k.weight,
+                v_proj_weight=self.v.weight,
+            )  # fmt: skip
+            return self.head(mixed[0])
+
+    return classify(Attention)
+
+
+@sound
+def activation_whose_gradient_starts_near_nothing() -> Contract:
+    class Snake(nn.Module):
+        """A frequency behind small numbers: the epsilon of our own optimizer is above its gradient."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.base, self.alpha = nn.Linear(8, 4), nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = 2e-6 * x[:, :4]
+            return 0.01 * self.base(x) + 0.1 * torch.sin(self.alpha * h).square() / self.alpha
+
+    return classify(Snake)

@@ -114,6 +114,9 @@ _ROUNDED = 1e-5
 _FAINT = 1e-12
 """Share of the largest gradient below which a parameter may stay unchanged with a correct
 optimizer."""
+_EPSILON = 1e-8
+"""What our own Adam adds to the size of a gradient: one below it moves a weight by less than the learning rate, which is
+ours as well."""
 
 
 def weights_update(subject: Subject) -> Iterator[Finding]:
@@ -148,7 +151,9 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
         excused = _excused(subject, still, made)
         still = [name for name in still if name not in excused]
         largest = max((g.norm for g in first.stats.values() if math.isfinite(g.norm)), default=0.0)
-        faint = [n for n in still if 0.0 < first.stats[n].norm < _FAINT * largest]
+        ours = subject.contract.optimizer is None and subject.contract.train_step is None
+        least = max(_FAINT * largest, _EPSILON if ours else 0.0)
+        faint = [n for n in still if 0.0 < first.stats[n].norm < least]
         still = [name for name in still if name not in faint]
         if still:
             yield explain.standstill(subject, still, made, total=len(trainable))
