@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, Labels
 from tests.soundness.models import classify, sound
 
 if TYPE_CHECKING:
@@ -227,3 +227,41 @@ def activation_whose_gradient_starts_near_nothing() -> Contract:
             return 0.01 * self.base(x) + 0.1 * torch.sin(self.alpha * h).square() / self.alpha
 
     return classify(Snake)
+
+
+@sound
+def loss_of_the_batch_given_to_each_sample() -> Contract:
+    class Coded(nn.Module):
+        """Returns the size of its codes, one number of the batch, as an entry for each sample beside the scores."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.head = nn.Linear(8, 6), nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = self.into(x)
+            return self.head(h), h.square().mean().expand(len(x))
+
+    return Contract(
+        model=Coded, inputs="B 8", targets=Labels("B", classes=4), sizes={"B": (4, 8)},
+        loss=lambda o, t: F.cross_entropy(o[0], t) + 0.1 * o[1].mean(),
+    )  # fmt: skip
+
+
+@sound
+def samples_that_start_almost_equal_beside_a_loss_of_the_batch() -> Contract:
+    class Faint(nn.Module):
+        """Differences that start far below the output's size; one number of the batch stands before them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.level, self.head = nn.Parameter(torch.ones(3)), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            penalty = self.head.weight.square().mean().expand(len(x))
+            return penalty, self.level + 1e-14 * self.head(x)
+
+    return Contract(
+        model=Faint, inputs="B 8", targets="B 3", sizes={"B": (4, 8)},
+        loss=lambda o, t: F.mse_loss(o[1], t) + 0.1 * o[0].mean(),
+    )  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 
 from ... import sources
 from ...findings import Culprit, Finding
+from ...runs.facts import outputs
 from ...runs.unrounded import apart_by_rounding
 from ...verdicts import suspicious, violated
 from . import places
@@ -27,6 +28,16 @@ def forward_line(subject: Subject) -> Any:
 SLIGHT = 1e-5
 """Relative influence of other samples below which it may be a tolerance, as of a solver's shared
 step size."""
+
+
+def may_be_meant(subject: Subject, rows: Rows, gaps: dict[str, float]) -> bool:
+    """Say whether the influence is slight, or one number of the batch that stands for each sample, as a loss does.
+
+    The latter only beside outputs of the samples that keep to themselves.
+    """
+    made = outputs(subject)
+    shared = all(made[p].dim() == 1 and bool((made[p] == made[p][0]).all()) for p in gaps)
+    return max(gaps.values()) < SLIGHT or (shared and bool(rows.dims.keys() - gaps.keys()))
 
 
 def mixed(
@@ -57,7 +68,7 @@ def mixed(
         subject,
         "samples-mixed",
         f"{path} of one sample depends on the other samples of the batch",
-        made=suspicious if gap < SLIGHT else violated,
+        made=suspicious if may_be_meant(subject, rows, gaps) else violated,
         instead=Culprit("output", path, "mixed"),
         observed=f"only the other samples of {size} changed, yet {path} of the first one moved by "
         f"{gap:.3g} (relative)",

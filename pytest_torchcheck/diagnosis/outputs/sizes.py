@@ -20,7 +20,7 @@ from ...verdicts import explained, inconclusive, suspicious, violated
 from ..crashes.explain import explain_error
 from ..crashes.place import Place
 from . import eval_lines, places
-from .samples import SLIGHT, forward_line, one_grid
+from .samples import forward_line, may_be_meant, one_grid
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -237,7 +237,7 @@ def size_dependent(
         subject,
         "batch-size-dependent",
         f"{path} of a sample differs between a batch of {few if few > 1 else 'one'} and a batch of {size}",
-        made=suspicious if gap < SLIGHT else violated,
+        made=suspicious if may_be_meant(subject, rows, gaps) else violated,
         instead=Culprit("output", path, "depends on the batch size"),
         observed=f"{path} moved by {gap:.3g} (relative)"
         + (f"; the last sample's does so {which}" if which else ""),

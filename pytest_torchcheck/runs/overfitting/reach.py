@@ -171,21 +171,26 @@ def outputs_in_double(subject: Subject, batch: Batch, budget: Budget) -> Outputs
     same = None if unmoved else _sameness(subject, batch, computed, second)
     if same is not None:
         try:
-            same = same if budget.take() and not _moved_apart(subject, batch, same) else None
+            apart = not budget.take() or any(
+                _moved_apart(subject, batch, same, p) for p in computed
+            )
+            same = None if apart else same
         except SubjectError:  # such as kernels without a backward in evaluation mode
             same = None
     return Outputs(same=same, unmoved=unmoved)
 
 
-def _moved_apart(subject: Subject, batch: Batch, same: Sameness) -> bool:
-    """Say whether a parameter moves outputs apart that are equal, as where they differ by less than is rounded.
+def _moved_apart(subject: Subject, batch: Batch, same: Sameness, path: str) -> bool:
+    """Say whether a parameter moves an output apart that is equal, as where it differs by less than is rounded.
 
     Small weights and statistics that were never updated make such outputs of a model that reads its input.
     """
     with jittered(subject, seed=subject.seed) as model, torch.enable_grad():
         model.train(False)
         seed_everything(subject.seed)
-        values = trees.floats(subject.call(model, batch.to(dtype=torch.float64).clone()))[same.path]
+        values = trees.floats(subject.call(model, batch.to(dtype=torch.float64).clone()))[path]
+        if values.dim() <= same.axis or values.shape[same.axis] != same.size:
+            return False
         parameters = [p for p in model.parameters() if p.requires_grad]
         pull = torch.randn_like(values)
         gaps = values - values.narrow(same.axis, 0, 1)
