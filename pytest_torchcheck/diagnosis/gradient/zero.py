@@ -48,7 +48,7 @@ def place_of(cut: GraphCut | None) -> tuple[Any, ...]:
         return ("unknown", None)
     if cut.kind == "never-used":
         return (cut.kind, None)
-    return (cut.kind, cut.location)
+    return (cut.kind, cut.region or cut.location)  # a block without gradients is one cause
 
 
 def looks() -> int:

@@ -125,3 +125,31 @@ def test_a_tensor_that_was_made_a_leaf_has_no_backward_to_blame():
     (finding,) = contract.check(["gradients-exist"]).findings
     assert (finding.code, finding.cause) == ("grad-none", "detach() cuts the graph")
     assert finding.location.text.endswith("# a leaf")
+
+
+class Unwatched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.first(x))
+        return torch.tanh(self.second(h))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            h = self.features(x)
+        return self.head(h)
+
+
+def test_a_block_without_gradients_is_one_finding() -> None:
+    made = Contract(
+        model=Unwatched,
+        batch=((torch.randn(5, 4),), torch.arange(5) % 3),
+        loss=nn.functional.cross_entropy,
+    )
+    found = list(made.check("gradients-exist").with_status("violated"))
+    assert len(found) == 1
+    assert "6 of 8 parameters" in found[0].summary
+    assert "torch.no_grad()" in found[0].location.text
