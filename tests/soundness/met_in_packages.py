@@ -265,3 +265,21 @@ def samples_that_start_almost_equal_beside_a_loss_of_the_batch() -> Contract:
         model=Faint, inputs="B 8", targets="B 3", sizes={"B": (4, 8)},
         loss=lambda o, t: F.mse_loss(o[1], t) + 0.1 * o[0].mean(),
     )  # fmt: skip
+
+
+@sound
+def loss_of_one_entry_with_a_term_of_training() -> Contract:
+    class Regularised(nn.Module):
+        """Returns its loss as one entry; the size of its weights is part of it where gradients are recorded."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss = (self.head(x) - x[:, :1]).square().mean(0)
+            if self.training and torch.is_grad_enabled():
+                loss = loss + self.head.weight.square().sum()
+            return loss
+
+    return Contract(model=Regularised, inputs="B 8", sizes={"B": (4, 8)}, loss="output")

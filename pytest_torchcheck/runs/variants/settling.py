@@ -238,7 +238,7 @@ def gap(first: Tensors, second: Tensors) -> float:
     """
     if first.keys() != second.keys() or any(first[p].shape != second[p].shape for p in first):
         return float("inf")
-    return max((trees.apart(second[p], t) for p, t in first.items() if t.dim()), default=0.0)
+    return max((trees.apart(second[p], t) for p, t in first.items() if t.numel() > 1), default=0.0)
 
 
 def _close(first: Tensors, second: Tensors) -> bool:
