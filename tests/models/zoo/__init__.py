@@ -25,6 +25,7 @@ TRUE: dict[str, dict[str, str]] = {
     "diffusers.sd3": {"grad-zero": "the last block's text queries are dropped"},
     "lightly.memory_bank": {"state-lost": "the bank is a buffer with persistent=False"},
     "memorizing_transformers.memorizing": {"grad-zero": "no second segment reads the memory"},
+    "monai.segres": {"grad-none": "the layer of the deviation is built where it is not asked for"},
     "monai.unetr": {"grad-none": "the blocks' cross attention is built and not called"},
     "normflows.residual_flow": {"grad-none": "the number of terms is drawn by NumPy"},
     "pytorch_forecasting.n_beats": {
@@ -32,9 +33,26 @@ TRUE: dict[str, dict[str, str]] = {
     },
     "pyro.guide": {"cpu-tensor": "the prior's tensors stay on the CPU"},
     "segmentation_models.unet_plus": {"grad-none": "the encoder is built deeper than it is used"},
+    "timm.levit_128s": {
+        "stale-after-load": "the biases are cached in eval mode, and a load does not clear them"
+    },
     "titans_pytorch.neural_memory": {"grad-none": "a template; copies of it are trained"},
     "transformers.bigbird": {"grad-none": "the pooler's output is not used"},
     "transformers.canine": {"grad-none": "the classifier reads the pooled token alone"},
+    "transformers.bros": {"grad-none": "token classification does not use the pooler"},
+    "transformers.conditional_detr": {
+        "grad-zero": "the queries of the first decoder layer are zeros",
+        "weight-static": "the same",
+    },
+    "transformers.decision": {
+        "grad-none": "the heads of states and returns are in no loss",
+        "weight-static": "the same",
+        "input-ignored": "the rewards are not read",
+    },
+    "transformers.doge": {
+        "samples-mixed": "the router's logits are split by a view across tokens",
+        "batch-size-dependent": "the same",
+    },
     "transformers.dpt": {
         "grad-none": "the last norm is not used",
         "weight-static": "the same",
@@ -62,8 +80,32 @@ TRUE: dict[str, dict[str, str]] = {
         "weight-static": "the same",
     },
     "transformers.layoutlm": {"grad-none": "token classification does not use the pooler"},
+    "transformers.levit": {
+        "stale-after-load": "the biases are cached in eval mode, and a load does not clear them"
+    },
+    "transformers.luke": {
+        "grad-none": "the pooler is not used",
+        "grad-zero": "the last block's word queries are dropped",
+        "weight-static": "both",
+    },
+    "transformers.mask2former": {"grad-none": "the backbone's last norm is not used"},
+    "transformers.mobile_vit": {
+        "signal-vanishes": "the weights of its batch norms are drawn around zero"
+    },
+    "transformers.prompted_masks": {
+        "grad-none": "the backbone runs without gradients, its parameters require them",
+        "weight-static": "the same",
+    },
     "transformers.recurrent_gemma": {
         "copy-after-training": "copy.deepcopy raises after a training forward: the states keep their graph"
+    },
+    "transformers.reformer": {
+        "grad-none": "the head's own bias is not added",
+        "seed-ignored": "the training forward draws its seeds from torch.seed()",
+    },
+    "transformers.swift_former": {
+        "grad-zero": "the softmax of the queries runs over one entry",
+        "weight-static": "the same",
     },
     "vector_quantize.LatentQuantize": {"grad-none": "its values are behind a detach()"},
 }

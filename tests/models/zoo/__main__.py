@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     "text", "vision", "images", "graphs", "densities", "sequences", "mixed", "odd", "odd_training",
+    "language", "perception", "science",
 )  # fmt: skip
 
 
