@@ -143,6 +143,11 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             because=f"the state of {shared}'s global generator differs before and after one forward",
             fix=f"seed {shared} too if runs must be repeatable",
         )
+    observed = (
+        f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the same seed"
+    )
+    if (anew := _seeded_anew(subject, moved, observed)) is not None:
+        return anew
     place = places.first_difference(
         subject,
         eval_lines.eval_run(subject, subject.batch(), train=True),
@@ -153,14 +158,38 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         "the training forward does not repeat with the same seed",
         culprits=place.culprits() if place else [Culprit("output", moved[0], "differs")],
         location=place.location if place else forward_line(subject),
-        observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
-        "same seed",
+        observed=observed,
         cause="a value depends on uninitialised memory, time, hash order or a separate generator",
         because=place.fact
         if place and place.fact
         else "same input, same seed, same weights: a different output",
         fix="seed every generator from torch.initial_seed(), and replace torch.empty by "
         "torch.zeros",
+    )
+
+
+def _seeded_anew(subject: Subject, moved: list[str], observed: str) -> Finding | None:
+    """Explain a training forward that gives torch's generator a seed that no earlier seed decides; None if it does not."""
+    left = []
+    for _ in range(2):
+        with subject.pristine(train=True) as model:
+            seed_everything(subject.seed)
+            subject.call(model, subject.batch().clone())
+            left.append(torch.initial_seed())
+    if left[0] == left[1]:
+        return None
+    place = eval_lines.seeding_line(subject)
+    return violated(
+        "seed-ignored",
+        "the training forward does not repeat with the same seed",
+        culprits=place.culprits() if place else [Culprit("output", moved[0], "differs")],
+        location=place.location if place else forward_line(subject),
+        observed=observed,
+        cause="the forward seeds torch's generator itself, with another number each time",
+        because=f"torch.initial_seed() is {left[0]} after one forward and {left[1]} after the next; "
+        f"both began with {subject.seed}",
+        fix="draw without a seed of its own; to draw the same again in a recomputation, keep "
+        "torch.get_rng_state() and set it there",
     )
 
 

@@ -83,3 +83,26 @@ def test_sound_generators(kind):
     assert found(lambda: make(7), draw).status == "passed"
     assert found(lambda: make(torch.initial_seed() % 2**32), draw).status == "passed"
     assert found(lambda: make(None), lambda _: 0.5).status == "passed"  # never drawn from
+
+
+class Reseeds(nn.Module):
+    """Gives torch's generator a seed that no earlier one decides, to draw the same mask again later."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if self.training:
+            self.again = torch.seed()
+        return self.layer(nn.functional.dropout(x, 0.5, self.training))
+
+
+def test_a_forward_that_seeds_torch_anew():
+    made = Contract(
+        model=Reseeds, batch=((torch.randn(4, 6),), torch.randn(4, 3)), loss=nn.functional.mse_loss
+    )
+    (finding,) = made.check("seeding").findings
+    assert (finding.status, finding.code) == ("violated", "seed-ignored")
+    assert "torch.seed()" in finding.location.text
+    assert "another number each time" in finding.cause
