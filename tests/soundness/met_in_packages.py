@@ -283,3 +283,24 @@ def loss_of_one_entry_with_a_term_of_training() -> Contract:
             return loss
 
     return Contract(model=Regularised, inputs="B 8", sizes={"B": (4, 8)}, loss="output")
+
+
+@sound
+def shaped_bias_before_a_normalisation() -> Contract:
+    class Spectral(nn.Module):
+        """Adds a bias shaped for maps, which the normalisation behind it takes out again."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 1, 3, 3))
+            self.bias = nn.Parameter(torch.randn(1, 6, 1, 1))
+            self.norm, self.head = nn.InstanceNorm2d(6), nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = F.conv2d(x[:, None], self.weight, padding=1) + self.bias
+            return self.head(F.gelu(self.norm(h)).mean((2, 3)))
+
+    return Contract(
+        model=Spectral, inputs="B 8 8", targets=Labels("B", classes=4), sizes={"B": (4, 8)},
+        loss=F.cross_entropy,
+    )  # fmt: skip

@@ -44,7 +44,7 @@ def structural_zeros(subject: Subject, live: set[str]) -> list[str]:
         for name in live
         if first.stats[name].finite
         and first.stats[name].norm < 1e-5 * largest
-        and parameters[name].dim() >= 2
+        and not _is_bias(name, parameters[name])
         and not subject.is_promised("MayLackGradient", name)
     ]
     if not doubtful:
@@ -79,6 +79,12 @@ def structural_zeros(subject: Subject, live: set[str]) -> list[str]:
             if not confirmed:
                 break
     return [name for name in doubtful if name in confirmed]
+
+
+def _is_bias(name: str, parameter: torch.Tensor) -> bool:
+    """Say whether a parameter is a vector, which may be shaped to be added to maps; a row of a matrix is none."""
+    wide = sum(size > 1 for size in parameter.shape)
+    return parameter.dim() < 2 or (wide < 2 and (parameter.dim() > 2 or name.endswith("bias")))
 
 
 def _reached_in_double(subject: Subject, names: list[str], largest: float) -> set[str]:
