@@ -374,9 +374,10 @@ class PristineModel:
         if self.dtype is not None or batch.origin != "drawn" or model is None:
             return batch
         floating = {t.dtype for t in model.parameters() if t.is_floating_point()}
+        floating = self.cache.setdefault("own-dtypes", floating)  # not those of in_double()
         if floating not in ({torch.float64}, {torch.bfloat16}, {torch.float16}):
             return batch
-        specs, own = self.source.specs, floating.pop()
+        specs, own = self.source.specs, next(iter(floating))
 
         def cast(path: str, leaf: Any) -> Any:
             spec = specs.get(path)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, Floats
+from pytest_torchcheck.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -212,3 +213,12 @@ def test_an_error_that_only_our_own_training_provokes_is_inconclusive() -> None:
 
     wrong = Contract(model=Raises, batch=_batch(), loss=F.mse_loss).check(["backward"])
     assert _wrong(wrong) != []
+
+
+def test_a_batch_that_is_first_drawn_in_float64_has_the_models_own_dtype() -> None:
+    made = Contract(model=lambda: nn.Linear(4, 2), inputs="B 4", sizes={"B": (2, 4)})
+    subject = Subject(made)
+    subject.batch()
+    with subject.in_double():
+        inside = subject.batch(1)
+    assert {t.dtype for t in inside.tensors().values()} == {torch.float32}
