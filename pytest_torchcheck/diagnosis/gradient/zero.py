@@ -202,6 +202,7 @@ _ZERO_CAUSES = {
     "first-step": "the loss reads one position only, where the reverse direction has taken its first "
     "step: nothing came before it",
     "itself": "a tensor is compared with itself, so its gradients cancel",
+    "padding": "it is read at its padding_idx only, whose row gets no gradient",
 }
 
 
@@ -221,6 +222,7 @@ LOSSES_OF_VALUES = {
 _ZERO_FIXES = {
     "inactive": "initialise the bias above zero or use a leaky rectifier",
     "single-position": "give it an input with more positions",
+    "padding": "drop padding_idx where this index stands for a value, or read other rows",
     "single-choice": "normalise over more than one entry, or weight by the value before normalisation",
     "unread": "use that part of the result, or drop what computes it",
     "times-zero": "let the factor differ from zero",

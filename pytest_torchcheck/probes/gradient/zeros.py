@@ -37,6 +37,7 @@ ZeroKind = Literal[
     "function",
     "first-step",
     "itself",
+    "padding",
     "other",
 ]
 """Why a gradient is zero: ``inactive`` a rectifier without a positive input; ``single-choice`` a softmax
@@ -50,7 +51,8 @@ change; ``cancels`` the contributions of several uses, or of all samples, add up
 ``unread`` it is joined with other values, and the loss reads the others only;
 ``function`` a custom
 backward that returned zeros; ``first-step`` the loss reads one position of a recurrence, at which
-its reverse direction has taken one step; ``itself`` a tensor is compared with itself; ``other`` none of these was measured."""
+its reverse direction has taken one step; ``itself`` a tensor is compared with itself; ``padding`` a
+table is read at the index of its padding only; ``other`` none of these was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,11 +249,21 @@ def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
         return "unread", f"{measured}: the part of it that this operand became gets none"
     if verb in _DIFFERENCES and len(call.args) > 1 and call.args[0] is call.args[1]:
         return "itself", f"both operands of {name} are one tensor, {describe(before)}"
+    if verb == "embedding" and (read := _padding_read(call)) is not None:
+        return "padding", f"all {read[1]} indices that {name} reads are {read[0]}, its padding_idx"
     if stopped.uses > 1:
         return "cancels", f"{measured}: the gradients of its {stopped.uses} uses cancel"
     if before.numel() < after.numel():
         return "cancels", f"{measured}: the contributions of its {after.numel()} outputs cancel"
     return "other", measured
+
+
+def _padding_read(call: Call) -> tuple[int, int] | None:
+    """Return the padding index of a table and how many times it is read, where nothing else is."""
+    padding = call.kwargs.get("padding_idx", call.args[2] if len(call.args) > 2 else None)
+    indices = call.args[0]
+    only = padding is not None and bool((indices == padding).all())
+    return (padding, indices.numel()) if only else None
 
 
 _ZEROING = ("inactive", "times-zero", "overwritten")

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pytest_torchcheck import Contract
 from pytest_torchcheck.probes.gradient.provenance import find_zero_gradient, find_zero_gradients
 
 
@@ -254,3 +255,26 @@ def test_a_part_that_is_dropped_after_it_was_joined() -> None:
     assert found is not None
     assert (found.kind, found.op.name) == ("unread", "torch.cat")
     assert "self.text(text)" in found.location.text
+
+
+class Kinds(nn.Module):
+    """Adds the row of a table that stands for its padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(2, 6, padding_idx=0), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kinds = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        return self.head(x + self.table(kinds))
+
+
+def test_a_table_that_is_read_at_its_padding_only() -> None:
+    made = Contract(
+        model=Kinds,
+        batch=((torch.randn(5, 6),), torch.arange(5) % 3),
+        loss=nn.functional.cross_entropy,
+    )
+    (found,) = made.check("gradients-exist").with_status("violated")
+    assert "padding_idx" in found.cause
+    assert "cancel" not in found.cause
