@@ -21,8 +21,17 @@ TRUE: dict[str, dict[str, str]] = {
         "grad-zero": "the scale is multiplied by 0 while statistics are collected",
         "grad-none": "the same",
     },
+    "brevitas.quantised_convolution": {"grad-zero": "the same"},
+    "deepctr.autoint": {
+        "copy-after-training": "copy.deepcopy raises after a training step: scores keep their graph"
+    },
+    "deepctr.xdeepfm": {
+        "grad-zero": "at the library's own seed all biases before the first rectifier are negative",
+        "weight-static": "the same",
+    },
     "diffusers.autoencoder_tiny": {"grad-none": "forward rounds the code to bytes"},
     "diffusers.sd3": {"grad-zero": "the last block's text queries are dropped"},
+    "lightly.dino": {"eval-writes": "the loss moves its centre in either mode"},
     "lightly.memory_bank": {"state-lost": "the bank is a buffer with persistent=False"},
     "memorizing_transformers.memorizing": {"grad-zero": "no second segment reads the memory"},
     "monai.segres": {"grad-none": "the layer of the deviation is built where it is not asked for"},
@@ -32,6 +41,10 @@ TRUE: dict[str, dict[str, str]] = {
         "grad-none": "what the last block leaves of the past is not used"
     },
     "pyro.guide": {"cpu-tensor": "the prior's tensors stay on the CPU"},
+    "segmentation_models.manet": {
+        "axes-swapped": "the attention's map is reshaped to channels first, without a permute"
+    },
+    "segmentation_models.pspnet": {"grad-none": "the encoder is built deeper than it is used"},
     "segmentation_models.unet_plus": {"grad-none": "the encoder is built deeper than it is used"},
     "timm.levit_128s": {
         "stale-after-load": "the biases are cached in eval mode, and a load does not clear them"
@@ -69,6 +82,7 @@ TRUE: dict[str, dict[str, str]] = {
         "grad-zero": "the same",
         "weight-static": "the same",
     },
+    "transformers.encoder_decoder": {"grad-none": "the encoder's pooler is not used"},
     "transformers.esm": {"grad-none": "the contact head is built and not called"},
     "transformers.funnel": {
         "grad-zero": "the last block reads the class token, whose positions are masked",
@@ -80,6 +94,7 @@ TRUE: dict[str, dict[str, str]] = {
         "weight-static": "the same",
     },
     "transformers.layoutlm": {"grad-none": "token classification does not use the pooler"},
+    "transformers.layout_v3": {"grad-none": "relative positions are read under no_grad"},
     "transformers.levit": {
         "stale-after-load": "the biases are cached in eval mode, and a load does not clear them"
     },
@@ -107,7 +122,16 @@ TRUE: dict[str, dict[str, str]] = {
         "grad-zero": "the softmax of the queries runs over one entry",
         "weight-static": "the same",
     },
+    "transformers.visual_question": {
+        "grad-none": "what the last block leaves of the picture is not used",
+        "grad-zero": "all token types are the padding's",
+        "weight-static": "both",
+    },
     "vector_quantize.LatentQuantize": {"grad-none": "its values are behind a detach()"},
+    "widedeep.attention_over_samples": {
+        "samples-mixed": "attention over the samples is what this model is for",
+        "batch-size-dependent": "the same",
+    },
 }
 """What plain torch code confirms of a model: code and reason."""
 

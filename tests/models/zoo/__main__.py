@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     "text", "vision", "images", "graphs", "densities", "sequences", "mixed", "odd", "odd_training",
-    "language", "perception", "science",
+    "language", "perception", "science", "recognition", "structures",
 )  # fmt: skip
 
 
