@@ -11,8 +11,8 @@ import torch
 
 from .contents import Contents, Held, is_array
 from .describing import Leaf, is_under, leaves
-from .reading import Survey, read
 from .snapshot import put_back
+from .validity import Survey, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

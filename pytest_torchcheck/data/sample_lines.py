@@ -11,8 +11,8 @@ from ..record.tracing import find_line, line_of
 from ..state import isolated
 from .contents import Contents, Held, is_array
 from .describing import Leaf, describe_leaf, leaves, target_path
-from .reading import read
 from .snapshot import Snapshot, put_back
+from .validity import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,8 +16,8 @@ from .contents import Contents, Held
 from .describing import describe_sample
 from .generators import fingerprint, global_generators
 from .plan import accepts
-from .reading import spread
 from .snapshot import Snapshot
+from .validity import spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,8 @@ from torch.utils.data import ConcatDataset, Subset
 
 from .contents import Contents, Held
 from .describing import input_digest
-from .reading import read, spread
 from .snapshot import put_back
+from .validity import read, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,6 @@ from ...codes import data as explain
 from ...codes.undecided import BLOCKED
 from ...data import labels, pickling, randomness, splits, validity
 from ...data.plan import Part, parts
-from ...data.reading import Survey, survey
 from ...data.relations import (
     blended_labels,
     dropped_fields,
@@ -28,6 +27,7 @@ from ...data.relations import confused_samples as confusing
 from ...data.relations import kept_draws as keeping
 from ...data.relations import replayed_draws as replaying
 from ...data.relations.near_samples import near_samples
+from ...data.validity import Survey, survey
 from ...specs import Labels, as_spec_tree
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed

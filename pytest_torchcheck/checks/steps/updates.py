@@ -23,11 +23,9 @@ from ...runs.looks import (
 from ...runs.omitted import read_where_given
 from ...runs.training.crossed import crossed
 from ...runs.training.enduring import decays_alone, fades, inputs_late, stops_training, unused_call
-from ...runs.training.forgetting import forgetting, uncounted
-from ...runs.training.later_steps import moved_as_built, stopped
+from ...runs.training.forgetting import forgetting, returning, uncounted
 from ...runs.training.otherwise import untaught, waiting
-from ...runs.training.returning import returning
-from ...runs.training.stale_copies import stale_copy
+from ...runs.training.stale_copies import moved_as_built, stale_copy, stopped
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
 from ...verdicts import inconclusive, not_applicable, passed

@@ -14,7 +14,7 @@ from ...loop import accumulation, resume
 from ...loop.closures import functions_of
 from ...loop.recorder import record, trace_of
 from ...loop.replay import last_write
-from ...loop.traces.rebound_parameters import where_rebound
+from ...loop.traces.copied_onto_itself import where_rebound
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory, untrainable
 from ...subject.errors import SubjectError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ... import sources
 from ...record.tracing import find_line, line_of
 from ...sources.slices import cuts
-from ..reading import read
 from ..snapshot import put_back
+from ..validity import read
 from .index_range import Bound, Source, behind, note
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from ... import sources
 from ...record.tracing import expression, find_line, line_of
 from ...sources.slices import Unknown, evaluated
 from ..contents import is_array
-from ..reading import read
 from ..snapshot import put_back
+from ..validity import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -13,9 +13,9 @@ from ...record.lines import traced
 from ...record.tracing import line_of, returns
 from ..contents import is_array
 from ..describing import describe_leaf, leaves
-from ..reading import read
 from ..sample_lines import return_line
 from ..snapshot import put_back
+from ..validity import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

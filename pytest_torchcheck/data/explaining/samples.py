@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ..describing import Leaf
     from ..plan import Part
-    from ..reading import Survey
     from ..relations.mutation import Rereading, Write
+    from ..validity import Survey
 
 
 _ON_GPU = re.compile(

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ...findings import Culprit, Finding, Location
     from ..describing import Leaf
     from ..plan import Part
-    from ..reading import Survey
-    from ..validity import Deviation
+    from ..validity import Deviation, Survey
     from .cut_short import CutShort
 
 

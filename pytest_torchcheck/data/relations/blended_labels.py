@@ -15,8 +15,8 @@ from ...text.wording import counted
 from ...verdicts import violated
 from ..describing import is_under, leaves
 from ..explaining.returned_object import returned_name
-from ..reading import read
 from ..snapshot import put_back
+from ..validity import read
 from ..wording import dataset_culprit, line_ref, where
 
 if TYPE_CHECKING:

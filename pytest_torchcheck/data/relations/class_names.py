@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ...findings import Location
     from ..plan import Part
-    from ..reading import Survey
+    from ..validity import Survey
 
 _COLUMNS = ("samples", "imgs", "targets", "labels", "target", "label", "y")
 _MOST = 2

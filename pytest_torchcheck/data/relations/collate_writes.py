@@ -12,8 +12,8 @@ from ... import sources
 from ...findings import Culprit, Finding
 from ...record.tracing import find_line
 from ...verdicts import suspicious, violated
-from ..reading import spread
 from ..snapshot import put_back
+from ..validity import spread
 from ..wording import dataset_culprit, few, line_ref
 from .mutation import ReadingError, read_under
 

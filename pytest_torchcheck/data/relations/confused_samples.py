@@ -16,8 +16,8 @@ from ...findings import Culprit, Finding
 from ...record.tracing import find_line, line_of
 from ...verdicts import suspicious, violated
 from ..describing import describe_sample
-from ..reading import read, spread
 from ..snapshot import Snapshot, put_back
+from ..validity import read, spread
 from ..wording import dataset_culprit, line_ref, where
 from .mutation import MOST_REREAD
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..describing import Leaf
     from ..labels import Labels
     from ..plan import Part
-    from ..reading import Survey
+    from ..validity import Survey
 
 _MOST = 8
 """How many samples are tried, from the shortest to the longest."""

@@ -12,8 +12,8 @@ from ... import sources
 from ...record.lines import traced
 from ...verdicts import violated
 from ..contents import is_array
-from ..reading import read
 from ..snapshot import put_back
+from ..validity import read
 from ..wording import dataset_culprit, line_ref
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from ...findings import Finding, Location
-    from ..reading import Survey
+    from ..validity import Survey
 
 _READS: Final = 8
 """A flip with a probability of a half is missed in all of them once in 256 times."""

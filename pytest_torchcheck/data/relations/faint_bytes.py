@@ -12,15 +12,15 @@ from ...verdicts import violated
 from ..contents import Contents
 from ..describing import leaves
 from ..explaining.returned_object import given_line
-from ..reading import read
 from ..snapshot import put_back
+from ..validity import read
 from ..wording import dataset_culprit, line_ref, where
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from ...findings import Finding, Location
-    from ..reading import Survey
+    from ..validity import Survey
 
 _FAINT: Final = 0.05
 """Share of the values below which the range is faint: normalised data reach from below zero to above it."""

@@ -19,9 +19,9 @@ from ..contents import is_array
 from ..describing import describe_leaf, is_under, join_digests, leaves, target_path
 from ..explaining.returned_object import Traced, parting, returned_name, traced_read
 from ..generators import fingerprint, global_generators
-from ..reading import read, spread
 from ..sample_lines import return_line
 from ..snapshot import put_back
+from ..validity import read, spread
 from ..wording import dataset_culprit, line_ref, where
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ...findings import Finding, Location
     from ..describing import Leaf
     from ..plan import Part
-    from ..reading import Survey
     from ..snapshot import Snapshot
+    from ..validity import Survey
 
 _SAMPLES: Final = 8
 _FIRST: Final = 3  # samples after which reading ends where nothing was seen

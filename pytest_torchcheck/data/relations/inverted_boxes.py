@@ -12,9 +12,9 @@ from ...verdicts import violated
 from ..contents import is_array
 from ..describing import leaves
 from ..explaining.returned_object import returned_name
-from ..reading import read, spread
 from ..sample_lines import return_line
 from ..snapshot import put_back
+from ..validity import read, spread
 from ..wording import dataset_culprit, line_ref, where
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ...findings import Finding, Location
     from ..plan import Part
-    from ..reading import Survey
+    from ..validity import Survey
 
 _SAMPLES: Final = 12
 _READS: Final = 5

@@ -12,8 +12,8 @@ from ...record.tracing import find_line, line_of
 from ..contents import Contents, Held, is_array
 from ..describing import describe_sample, leaves
 from ..explaining.returned_object import given_line
-from ..reading import read, spread
 from ..snapshot import Change, Snapshot, put_back
+from ..validity import read, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

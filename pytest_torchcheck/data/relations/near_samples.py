@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ..describing import is_under, leaves, target_path
-from ..reading import read, spread
 from ..snapshot import put_back
+from ..validity import read, spread
 
 if TYPE_CHECKING:
     from ..plan import Part

@@ -19,8 +19,8 @@ from ...objects import trees
 from ...record.tracing import find_line, line_of
 from ...state import seed_process
 from ...verdicts import violated
-from ..reading import read
 from ..snapshot import put_back
+from ..validity import read
 from ..wording import line_ref
 from .collate_writes import (
     LongMask,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...record.tracing import Watcher
     from ..plan import Part
-    from ..reading import Survey
+    from ..validity import Survey
 
 MOST_SAMPLES = 16
 _LABELS = ("label", "target")

@@ -23,8 +23,8 @@ from ...state import isolated, seed_process
 from ...verdicts import violated
 from ..contents import Contents
 from ..generators import fingerprint, global_generators
-from ..reading import spread
 from ..snapshot import Snapshot
+from ..validity import spread
 from ..wording import line_ref
 
 if TYPE_CHECKING:

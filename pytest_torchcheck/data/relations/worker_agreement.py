@@ -18,9 +18,9 @@ import torch
 
 from ... import sources
 from ..describing import Leaf, describe_leaf, leaves
-from ..reading import read
 from ..simulation import Workers
 from ..snapshot import put_back
+from ..validity import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,7 +14,7 @@ from ...culprits import parameter
 from ...findings import Culprit, Finding, Location
 from ...loop.closures import functions_of
 from ...probes.recorded.watch import Watch, name_of, tensors_in
-from ...runs.training.later_steps import STEPS, moving_without
+from ...runs.training.stale_copies import STEPS, moving_without
 from ...subject.errors import SubjectError
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ...findings import Finding
     from ...runs.training.steps import Trajectory
     from ...subject import Subject
 

@@ -13,7 +13,7 @@ from ...explanation import listed
 from ...findings import Culprit, Finding
 from ...probes.recorded.watch import Watch
 from ...runs.training.enduring import MANY
-from ...runs.training.returning import own_optimizers
+from ...runs.training.forgetting import own_optimizers
 from ...subject.errors import SubjectError
 from ...text.wording import counted, names_text
 from ...verdicts import suspicious, violated

@@ -11,7 +11,7 @@ from ... import sources
 from ...culprits import parameter
 from ...findings import Culprit, Finding
 from ...loop.recorder import trace_of
-from ...loop.traces.rebound_parameters import where_rebound
+from ...loop.traces.copied_onto_itself import where_rebound
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
 from ...probes.gradient.readers import readers_of
 from ...runs.training.steps import lost

@@ -15,7 +15,7 @@ from ...objects import trees
 from ...probes.recorded.watch import version_of
 from ...state import is_lazy, seed_everything
 from ...subject.errors import SubjectError
-from .returning import own_optimizer, own_optimizers
+from .forgetting import own_optimizer, own_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

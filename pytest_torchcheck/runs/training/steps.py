@@ -13,7 +13,7 @@ from ... import compiler
 from ...functions.discovery import is_compiled
 from ...loop.checkpoints import CHECKPOINT, STEPS, keep_checkpoint
 from ...loop.closures import carried_graphs
-from ...loop.traces.rebound_parameters import Rebinding, is_trained
+from ...loop.traces.copied_onto_itself import Rebinding, is_trained
 from ...objects import trees
 from ...probes.holding.leaks import count_hooks
 from ...probes.recorded.watch import version_of

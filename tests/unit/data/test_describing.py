@@ -14,7 +14,7 @@ from pytest_torchcheck.data.describing import (
     join_digests,
     target_path,
 )
-from pytest_torchcheck.data.reading import spread
+from pytest_torchcheck.data.validity import spread
 
 
 class Pair(NamedTuple):

@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 
 from pytest_torchcheck import Contract
 from pytest_torchcheck.data.plan import parts
-from pytest_torchcheck.data.reading import survey
 from pytest_torchcheck.data.relations.flipped_apart import flipped_apart
+from pytest_torchcheck.data.validity import survey
 from pytest_torchcheck.promises import RandomAugmentation
 
 SIDE = 12
