@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     )
     from .batches import Batch
     from .contracts import Contract, contract
-    from .declared.limits import DeclarationError, Overfit
-    from .declared.speeds import Faster, SlowerBy
+    from .declared.limits import DeclarationError, Faster, Overfit, SlowerBy
     from .findings import ContractViolation, Culprit, Finding, Location, Report
     from .measure import (
         Growth,
@@ -59,8 +58,8 @@ _HOME = {
     "DeclarationError": "declared.limits",
     "Overfit": "declared.limits",
     "contract": "contracts",
-    "Faster": "declared.speeds",
-    "SlowerBy": "declared.speeds",
+    "Faster": "declared.limits",
+    "SlowerBy": "declared.limits",
     "TensorSpec": "specs",
     "Floats": "specs",
     "Ints": "specs",
@@ -179,7 +178,7 @@ def __getattr__(name: str) -> Any:
         return value
     if name.startswith("_"):  # Python itself looks for what need not be there
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .text.nearest import unknown  # needed for a misspelt name alone
+    from .text.wording import unknown  # needed for a misspelt name alone
 
     raise AttributeError(unknown(__name__, name, __all__))
 

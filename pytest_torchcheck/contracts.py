@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .adapters import Loop
     from .declared.fields import Fields
-    from .declared.speeds import Kind, Speed
+    from .declared.limits import Kind, Speed
     from .findings import Location, Report
     from .promises.parameters import Names
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from . import sources
+from .findings import Culprit
 from .text.wording import counted as counted
 
 if TYPE_CHECKING:
-    from .findings import Culprit, Location, Plain
+    from .findings import Location, Plain
+    from .subject import Subject
 
 Phase = Literal["build", "batch", "data", "forward", "loss", "backward", "step", "promise"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -153,3 +156,8 @@ def listed(names: Sequence[str], most: int = 4) -> str:
 def on_line(place: Location | None) -> str:
     """Return `` on line 7`` for a place, and nothing for none."""
     return f" on line {place.line}" if place is not None else ""
+
+
+def parameter(subject: Subject, name: str, detail: str = "") -> Culprit:
+    """Return a parameter as a culprit, with the line that builds it."""
+    return Culprit("parameter", name, detail, sources.of_parameter(subject.model, name))

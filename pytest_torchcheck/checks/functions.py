@@ -12,7 +12,7 @@ from ..functions.discovery import RecordedCall, floats_of, is_compiled
 from ..functions.evidence import Found, applied_when_trained, evidence
 from ..late import Late
 from ..state import isolated
-from ..text.nearest import nearest
+from ..text.wording import nearest
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
 
 if TYPE_CHECKING:

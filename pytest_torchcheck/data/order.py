@@ -19,8 +19,7 @@ from torch.utils.data import (
 from ..record.modes import Functions
 from ..state import isolated, seed_process
 from .describing import describe_sample
-from .drawing import MOST_INDICES, kept_samplers, sampler_of
-from .plan import Part, indices
+from .plan import MOST_INDICES, Part, indices, kept_samplers, sampler_of
 from .simulation import Workers
 from .snapshot import put_back
 

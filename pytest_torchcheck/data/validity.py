@@ -15,8 +15,7 @@ from ..state import isolated, seed_process
 from ..text.printable import message_of
 from .contents import Contents
 from .describing import Sample, describe_sample
-from .drawing import kept_samplers
-from .plan import indices
+from .plan import indices, kept_samplers
 from .snapshot import Snapshot, put_back
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..promises import Promise
-    from .limits import Overfit
-    from .speeds import Kind, Speed
+    from .limits import Kind, Overfit, Speed
 
 
 class Fields(TypedDict, total=False):

@@ -12,7 +12,7 @@ import torch
 
 from .. import promises as declared
 from ..objects.peek import attribute
-from ..text.nearest import nearest
+from ..text.wording import nearest
 from .factories import class_of
 
 if TYPE_CHECKING:

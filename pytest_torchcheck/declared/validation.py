@@ -16,8 +16,8 @@ from ..change import CHANGES
 from ..promises import MayChange, Promise
 from ..specs import SpecError
 from ..specs.annotations import specs_of_forward
-from ..text.nearest import unknown
 from ..text.printable import shown
+from ..text.wording import unknown
 from . import callables
 from .factories import class_built, class_of
 from .fields import Fields

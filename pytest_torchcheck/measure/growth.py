@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..contracts import Contract
-    from ..declared.speeds import Kind
+    from ..declared.limits import Kind
     from ..findings import Location
     from ..probes.memory.allocations import Allocation
     from ..probes.memory.profile import Category

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ..batches import Batch
-    from ..declared.speeds import Kind
+    from ..declared.limits import Kind
     from ..subject import Subject
 
 

@@ -17,7 +17,7 @@ from .steps import StepFailed, track
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..declared.speeds import Kind
+    from ..declared.limits import Kind
     from ..subject import Subject
     from .plain_step import StepKind
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..batches import Batch
     from ..contracts import Contract
-    from ..declared.speeds import Kind
+    from ..declared.limits import Kind
 
 _CASE: Final = "_torchcheck_case"  # hidden argument of instances per device and dtype
 _ARGUMENT: Final = "batch"
@@ -148,7 +148,7 @@ class Torchcheck:
         made = subject(contract, device=self._device, dtype=self._dtype, seed=self.seed)
         with (
             contextlib.closing(made),
-            timed(benchmark, made, resolve("declared.speeds:kind_of")(kind)),
+            timed(benchmark, made, resolve("declared.limits:kind_of")(kind)),
         ):
             pass
 

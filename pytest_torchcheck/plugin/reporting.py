@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _render_html = Late("render.html:render_html")
 _sarif = Late("render.sarif:sarif")
-_summary_line = Late("render.markdown:summary_line")
+_summary_line = Late("render.terminal:summary_line")
 
 _FORMAT: Final = 1
 

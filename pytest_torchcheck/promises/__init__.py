@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..text.nearest import unknown
+from ..text.wording import unknown
 from .base import Promise
 from .base import PromiseError as PromiseError
 from .outputs import (

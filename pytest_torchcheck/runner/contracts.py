@@ -11,7 +11,7 @@ from ..catalogue import catalogue
 from ..declared.limits import DEVICE_TYPES, DeclarationError
 from ..findings import Finding, Report
 from ..heard import say_again
-from ..text.nearest import unknown
+from ..text.wording import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

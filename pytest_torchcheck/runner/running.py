@@ -8,7 +8,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Final
 
-from .. import compiler, deadline, outcomes, sources, spending, verdicts
+from .. import compiler, deadline, outcomes, sources, verdicts
 from ..adapters import LoopUnavailableError
 from ..blame import (
     compiled_by_itself,
@@ -27,6 +27,7 @@ from ..storage import artifacts
 from ..subject import Subject
 from ..subject.errors import NothingToDifferentiate, SubjectError, UnmeasurableError
 from ..text.printable import message_of
+from . import selection
 from .crashes import crash_finding, seen_only_by_recorders
 from .surroundings import environment
 
@@ -196,7 +197,7 @@ class Runner:
         if not self._step:
             subject = None if self.contract.model is None else self.subject(case)
             try:
-                step = None if subject is None else spending.plain_step_seconds(subject)
+                step = None if subject is None else selection.plain_step_seconds(subject)
                 self._step.append(step)
             except SubjectError:
                 self._step.append(None)
@@ -204,7 +205,7 @@ class Runner:
 
     def _overspent(self, case: Case) -> float:
         """Return how many plain steps were spent where the budget is used up; 0 where the case may run."""
-        if case.check.leads or spending.is_declared(case.check) or not self.findings:
+        if case.check.leads or selection.is_declared(case.check) or not self.findings:
             return 0.0
         step = self.step_seconds(case)
         spent = 0.0 if not step else self.seconds / step

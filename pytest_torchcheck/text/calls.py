@@ -7,7 +7,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from .nearest import unknown
+from .wording import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

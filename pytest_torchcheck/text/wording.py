@@ -1,8 +1,9 @@
-"""Names and counts in a sentence."""
+"""Names and counts in a sentence, and the nearest name to one that does not exist."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import difflib
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,3 +34,23 @@ def percent(share: float) -> str:
 def at_sizes(sizes: Mapping[str, int]) -> str:
     """Return `` at B=4, T=16``, and nothing where there are no sizes."""
     return f" at {', '.join(f'{name}={size}' for name, size in sizes.items())}" if sizes else ""
+
+
+_MANY: Final = 40
+"""More names than these are listed only where none comes near."""
+
+
+def nearest(name: object, allowed: Iterable[str]) -> str | None:
+    """Return the allowed name that comes nearest to a wrong one, or None if none is like it."""
+    found = difflib.get_close_matches(str(name), list(allowed), 1)
+    return found[0] if found else None
+
+
+def unknown(what: str, name: object, allowed: Iterable[str]) -> str:
+    """Say that a name does not exist: what was given, the nearest name, and what is allowed."""
+    allowed = list(allowed)
+    near = nearest(name, allowed)
+    hint = f"; did you mean {near!r}?" if near else ";"
+    if near and len(allowed) > _MANY:
+        return f"{what}: unknown name {name!r}{hint}"
+    return f"{what}: unknown name {name!r}{hint} allowed are: {', '.join(allowed)}"

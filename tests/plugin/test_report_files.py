@@ -16,9 +16,9 @@ import pytest
 
 from pytest_torchcheck.findings import Culprit, Edit, Finding, Location, Report
 from pytest_torchcheck.render.html import render_html
-from pytest_torchcheck.render.markdown import summary_line
 from pytest_torchcheck.render.sarif import sarif
 from pytest_torchcheck.render.source import excerpt
+from pytest_torchcheck.render.terminal import summary_line
 from pytest_torchcheck.verdicts import inconclusive, passed, suspicious, violated
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, DeclarationError, promises, spending
+from pytest_torchcheck import Contract, DeclarationError, promises
 from pytest_torchcheck.catalogue import catalogue
 from pytest_torchcheck.late import Late
-from pytest_torchcheck.runner import Runner, cases, ordered
+from pytest_torchcheck.runner import Runner, cases, ordered, selection
 
 
 def contract(**fields):
@@ -25,7 +25,7 @@ def contract(**fields):
 
 
 def test_every_check_has_an_estimate() -> None:
-    estimates = {name: spending.estimated_steps(check) for name, check in catalogue().items()}
+    estimates = {name: selection.estimated_steps(check) for name, check in catalogue().items()}
     assert all(0 <= steps <= 300 for steps in estimates.values())
     assert estimates["backward"] > estimates["mode-flags"]
 
@@ -53,7 +53,7 @@ def test_what_the_import_of_a_check_takes_is_not_spent(monkeypatch: pytest.Monke
 def test_a_budget_leaves_out_what_no_longer_fits_and_keeps_what_is_declared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spending, "plain_step_seconds", lambda subject: 1e-9)
+    monkeypatch.setattr(selection, "plain_step_seconds", lambda subject: 1e-9)
     report = contract(budget=3, promises=(promises.Causal(),)).check()
     left_out = {f.check for f in report.findings if f.code == "over-budget"}
     assert left_out
@@ -68,7 +68,7 @@ def test_without_a_budget_nothing_is_left_out_and_no_step_is_measured(
     def never(subject):
         raise AssertionError("nobody asked")
 
-    monkeypatch.setattr(spending, "plain_step_seconds", never)
+    monkeypatch.setattr(selection, "plain_step_seconds", never)
     report = contract().check(checks=["backward", "mode-flags"])
     assert {f.code for f in report.findings} == {"held"}
 
@@ -77,7 +77,7 @@ def test_under_a_budget_the_cheapest_come_first_behind_the_one_that_leads() -> N
     declared = contract(budget=30)
     found = ordered(declared, cases(declared))
     assert set(found) == set(cases(declared))
-    once = [spending.estimated_steps(c.check) for c in found[1:] if c.check.axes == "once"]
+    once = [selection.estimated_steps(c.check) for c in found[1:] if c.check.axes == "once"]
     assert once == sorted(once)
     assert found[0].check.leads
 

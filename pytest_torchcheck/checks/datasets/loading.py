@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...codes import data as explain
 from ...codes.undecided import BLOCKED
-from ...data import delivery, drawing, labels, order, randomness, validity
+from ...data import delivery, labels, order, plan, randomness, validity
 from ...data.relations import collate_writes, pairing
 from ...data.relations import dropped_fields as dropping
 from ...data.relations import kept_draws as keeping
@@ -193,14 +193,14 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
                 part, other, _classes(subject, part), subject.contract.location
             )
             continue
-        if drawing.sampler_of(part) is None or not part.is_map_style:
+        if plan.sampler_of(part) is None or not part.is_map_style:
             yield not_applicable(
                 f"{part.prefix}the order is that of torch's samplers: it repeats with the seed"
             )
             continue
         found = in_data(order.measure, part, seed=subject.seed)
         bad = list(
-            explain.order_wrong(part, found, drawing.sampler_of(part), subject.contract.location)
+            explain.order_wrong(part, found, plan.sampler_of(part), subject.contract.location)
         )
         if not bad and (lost := in_data(never.never_drawn, part, seed=subject.seed)) is not None:
             bad = [explain.never_drawn(part, lost)]

@@ -14,7 +14,7 @@ from ...verdicts import inconclusive, passed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...declared.speeds import Kind, Speed
+    from ...declared.limits import Kind, Speed
     from ...findings import Finding
     from ...measure.repeated import Paired
 

@@ -12,7 +12,7 @@ from ... import sources
 from ...record.tracing import find_line
 from ...state import isolated, seed_process
 from ...verdicts import violated
-from ..drawing import MOST_INDICES, kept_samplers, sampler_of
+from ..plan import MOST_INDICES, kept_samplers, sampler_of
 from ..wording import dataset_culprit, few, line_ref
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ... import sources
 from ...explanation import Explanation, describe, listed, on_line
 from ...findings import Culprit, Location
 from ...objects import trees
-from ...text.nearest import nearest
+from ...text.wording import nearest
 from ..crashes.table import entry
 from ..lines.layer_sizes import building_line
 

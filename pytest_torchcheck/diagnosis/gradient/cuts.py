@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
-from ...culprits import parameter
+from ...explanation import parameter
 from ...probes.gradient.provenance import find_cut, find_stops
 from ...runs.again import forward_and_loss
 from ...text.wording import names_text

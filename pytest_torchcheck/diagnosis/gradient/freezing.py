@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ... import sources
-from ...culprits import parameter
+from ...explanation import parameter
 from ...findings import Culprit, Finding, Location
 from ...loop.closures import functions_of
 from ...probes.recorded.recording import SWITCHES

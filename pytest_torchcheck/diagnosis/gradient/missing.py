@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ... import sources
-from ...culprits import parameter
+from ...explanation import parameter
 from ...findings import Culprit, Finding, Location
 from ...objects import trees
 from ...probes.gradient.provenance import find_cut

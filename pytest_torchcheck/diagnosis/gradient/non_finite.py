@@ -13,8 +13,7 @@ from torch.nn.modules.module import (
 )
 
 from ... import sources
-from ...culprits import parameter
-from ...explanation import counted, on_line
+from ...explanation import counted, on_line, parameter
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.numbers.domains import readable_values

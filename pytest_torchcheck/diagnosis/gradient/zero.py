@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...culprits import parameter
-from ...explanation import listed
+from ...explanation import listed, parameter
 from ...findings import Culprit, Finding
 from ...loop.checkpoints import STEPS
 from ...objects import trees

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ... import sources
-from ...declared.speeds import Faster
+from ...declared.limits import Faster
 from ...findings import Culprit, Finding, Location
 from ...measure.budget import search
 from ...measure.evidence import evidence, short
@@ -27,7 +27,7 @@ from .memory_causes import advice, find_causes, general_cause, tensor_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ...declared.speeds import Kind, Speed
+    from ...declared.limits import Kind, Speed
     from ...measure.budget import LargestBatch, OutOfMemory
     from ...measure.growth import Growth
     from ...measure.repeated import Paired

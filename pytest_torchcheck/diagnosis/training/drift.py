@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ... import sources
-from ...culprits import parameter
+from ...explanation import parameter
 from ...findings import Culprit, Finding, Location
 from ...loop.closures import functions_of
 from ...probes.recorded.watch import Watch, name_of, tensors_in

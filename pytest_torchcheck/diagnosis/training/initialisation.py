@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...culprits import parameter
-from ...explanation import listed, on_line
+from ...explanation import listed, on_line, parameter
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...runs.layers import BURST, FADED, FADING

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...culprits import parameter
-from ...explanation import listed
+from ...explanation import listed, parameter
 from ...findings import Culprit, Finding
 from ...probes.recorded.watch import Watch
 from ...runs.training.enduring import MANY

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ... import sources
-from ...culprits import parameter
+from ...explanation import parameter
 from ...findings import Culprit, Finding
 from ...loop.recorder import trace_of
 from ...loop.traces.copied_onto_itself import where_rebound

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import sources
-from ...culprits import parameter
-from ...explanation import on_line
+from ...explanation import on_line, parameter
 from ...findings import Culprit, Finding, Location
 from ...probes.holding.holders import lines_run
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
