@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import types
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from torch import nn
 
 from ..declared.factories import class_of
+from ..objects.peek import closed_over
 from ..state import isolated
 
 if TYPE_CHECKING:
@@ -118,9 +118,7 @@ def _mentions(factory: Any, bases: tuple[type, ...], packages: set[str], depth: 
         return True
     names = set(factory.__code__.co_names)
     held = [factory.__globals__[name] for name in names if name in factory.__globals__]
-    for cell in factory.__closure__ or ():
-        with contextlib.suppress(ValueError):  # a name that is not bound yet
-            held.append(cell.cell_contents)
+    held += closed_over(factory).values()
     held += [
         vars(module)[name]
         for module in held

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import sources
 from ..findings import Culprit, Finding
-from ..objects.held import filled_cells
+from ..objects.peek import closed_over
 from ..probes.holding.held_by_models import closure_of, holdings
 from ..runs.copying import (
     COPIED,
@@ -273,7 +273,7 @@ def _behind(value: object, depth: int = 4) -> Iterator[object]:
     yield value
     inner: list[object] = []
     if isinstance(value, types.FunctionType):
-        inner = [cell.cell_contents for cell in filled_cells(value)]
+        inner = list(closed_over(value).values())
     elif isinstance(value, functools.partial):
         inner = [value.func, *value.args, *value.keywords.values()]
     elif isinstance(value, types.MethodType):
@@ -359,7 +359,7 @@ def _bound_to_original(model: nn.Module, twin: nn.Module) -> tuple[str, Location
             for function in value.values() if isinstance(value, dict) else (value,):
                 if not isinstance(function, types.FunctionType):
                     continue
-                if any(id(cell.cell_contents) in originals for cell in filled_cells(function)):
+                if any(id(held) in originals for held in closed_over(function).values()):
                     kind = "a hook" if key.endswith("_hooks") else key
                     return f"{kind} of {path}" if path else kind, sources.of_object(function)
     return None

@@ -18,6 +18,7 @@ from .. import sources
 from ..findings import Location
 from ..objects import trees
 from ..objects.held import names_in
+from ..objects.peek import closed_over
 from .generators import is_generator
 
 _MOST_VISITED = 4096
@@ -212,13 +213,8 @@ class Contents:
     ) -> Iterator[tuple[str, Any, Any, str]]:
         if not sources.rank(function.__code__.co_filename):
             return
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=False
-        ):
-            try:
-                yield (f"{path}.{name}" if path else name), cell.cell_contents, function, name
-            except ValueError:  # a cell that is not filled yet
-                continue
+        for name, value in closed_over(function).items():
+            yield (f"{path}.{name}" if path else name), value, function, name
         for name, value in (function.__kwdefaults__ or {}).items():
             yield f"{path}.{name}", value, function, name
         for value in function.__defaults__ or ():

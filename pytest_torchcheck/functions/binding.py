@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..objects.peek import closed_over
 from .calls import Call, generators_of, is_float
 
 
@@ -98,11 +99,8 @@ def _held_by(thing: Any, depth: int) -> set[int]:
         inner = list(thing.values())
     else:
         inner += [getattr(thing, "__self__", None), *getattr(thing, "__dict__", {}).values()]
-        for cell in getattr(thing, "__closure__", None) or ():
-            try:
-                inner.append(cell.cell_contents)
-            except ValueError:  # an empty cell
-                continue
+        if getattr(thing, "__closure__", None):
+            inner += closed_over(thing).values()
     return {found for each in inner if each is not None for found in _held_by(each, depth - 1)}
 
 

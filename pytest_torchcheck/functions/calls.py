@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..data.generators import generator_state, set_generator_state
+from ..objects.peek import closed_over
 from ..record.modes import KernelObserver
 from ..state import seed_process
 
@@ -296,16 +297,9 @@ def generators_of(fn: Any, function: Any, values: Sequence[Any]) -> Iterator[Gen
         code = getattr(plain, "__code__", None)
         if code is not None:
             reachable += [plain.__globals__[n] for n in code.co_names if n in plain.__globals__]
-            reachable += [cell.cell_contents for cell in plain.__closure__ or () if _filled(cell)]
+            reachable += closed_over(plain).values()
     seen: set[int] = set()
     for thing in reachable:
         if isinstance(thing, kinds) and id(thing) not in seen:
             seen.add(id(thing))
             yield Generator(generator=thing, state=generator_state(thing))
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # an empty cell
-        return False

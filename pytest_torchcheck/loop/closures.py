@@ -16,7 +16,7 @@ from .. import sources
 from ..data.contents import Contents, has_state
 from ..data.generators import is_generator
 from ..data.snapshot import Snapshot
-from ..objects.peek import PLAIN, attributes
+from ..objects.peek import PLAIN, attributes, cells, closed_over
 from ..state.devices import device_loss_told
 
 if TYPE_CHECKING:
@@ -39,22 +39,13 @@ def functions_of(*roots: Callable[..., Any] | None) -> list[types.FunctionType]:
             if id(thing) in found or sources.rank(thing.__code__.co_filename) < 2:
                 continue
             found[id(thing)] = thing
-            stack += [cell.cell_contents for cell in thing.__closure__ or () if is_filled(cell)]
+            stack += closed_over(thing).values()
             stack += [
                 value
                 for name in thing.__code__.co_names
                 if isinstance(value := thing.__globals__.get(name), types.FunctionType)
             ]
     return list(found.values())
-
-
-def is_filled(cell: types.CellType) -> bool:
-    """Say whether a variable of a closure has a value yet."""
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 class ClosureState:
@@ -78,10 +69,7 @@ class ClosureState:
         self._named = [
             (cell, name, cell.cell_contents)
             for function in functions
-            for name, cell in zip(
-                function.__code__.co_freevars, function.__closure__ or (), strict=False
-            )
-            if is_filled(cell)
+            for name, cell in cells(function).items()
         ]
         self._globals = [
             (function.__globals__, name, function.__globals__[name])
@@ -257,11 +245,9 @@ def carried_graphs(
         if owner is not None and owner is not model:
             found |= _attached(owner, "self")
     for function in functions_of(*roots):
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=False
-        ):
-            if is_filled(cell) and not isinstance(cell.cell_contents, torch.nn.Module):
-                found |= _attached(cell.cell_contents, name)
+        for name, held in closed_over(function).items():
+            if not isinstance(held, torch.nn.Module):
+                found |= _attached(held, name)
         for name in {*_assigned_globals(function), *_mutable_globals(function)}:
             if not isinstance(function.__globals__.get(name), torch.nn.Module):
                 found |= _attached(function.__globals__.get(name), name)
@@ -277,7 +263,7 @@ def holds_any(root: Callable[..., Any] | None, looked_for: Callable[[torch.Tenso
     """Say whether the functions of a step hold a tensor of some kind between calls, in containers or objects too."""
     stack: list[tuple[Any, int]] = [(owner, _DEPTH) for owner in owners_of(root).values()]
     for function in functions_of(root):
-        stack += [(c.cell_contents, _DEPTH) for c in function.__closure__ or () if is_filled(c)]
+        stack += [(held, _DEPTH) for held in closed_over(function).values()]
         stack += [(value, _DEPTH) for value in vars(function).values()]
         stack += [
             (function.__globals__.get(name), _DEPTH)

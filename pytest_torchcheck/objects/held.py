@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..objects.peek import closed_over
 from .peek import NONE, attributes
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ def within(value: Any) -> list[Any]:
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.FunctionType):
-        held = [cell.cell_contents for cell in filled_cells(value)]
+        held = list(closed_over(value).values())
         return [one for one in held if _is_data(one)]
     if is_iterator(value) and not isinstance(value, types.GeneratorType):
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
@@ -315,22 +316,12 @@ def names_in(value: Any) -> set[str]:
             found.update(thing.co_names)
             stack += [one for one in thing.co_consts if isinstance(one, types.CodeType)]
         elif isinstance(thing, types.FunctionType):
-            held = [cell.cell_contents for cell in filled_cells(thing)]
+            held = list(closed_over(thing).values())
             stack += [thing.__code__, *(f for f in held if isinstance(f, types.FunctionType))]
         elif isinstance(thing, property):
             stack += [thing.fget, thing.fset]
         elif isinstance(thing, staticmethod | classmethod):
             stack.append(thing.__func__)
-    return found
-
-
-def filled_cells(function: types.FunctionType) -> list[types.CellType]:
-    """Return the variables of the functions around it that a function uses, as far as they are bound."""
-    found = []
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):
-            _ = cell.cell_contents
-            found.append(cell)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any, Final
@@ -53,6 +54,21 @@ def slots(thing: Any) -> dict[str, Any]:
                 except AttributeError:  # declared, never assigned
                     continue
     return found
+
+
+def cells(function: Any) -> dict[str, types.CellType]:
+    """Return the variables of the functions around it that a function uses, by name, as far as they are bound."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            _ = cell.cell_contents
+            found[name] = cell
+    return found
+
+
+def closed_over(function: Any) -> dict[str, Any]:
+    """Return what these variables hold, by name."""
+    return {name: cell.cell_contents for name, cell in cells(function).items()}
 
 
 def entries(thing: Any) -> Iterator[Any]:

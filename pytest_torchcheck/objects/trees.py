@@ -14,6 +14,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..objects.peek import closed_over
 from ..text.printable import shown
 from .peek import PLAIN, attribute, attributes, slots
 
@@ -100,15 +101,9 @@ def _of_distribution(value: Any) -> list[tuple[str, Any]]:
 
 def _of_closure(function: types.FunctionType) -> list[tuple[str, Any]] | None:
     """Return the tensors that a function closes over, also in lists; None where there is none."""
-    found = []
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            item = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-        if isinstance(item, torch.Tensor | list | tuple | dict):
-            found.append((f".<{name}>", item))
-    return found or None
+    kinds = (torch.Tensor, list, tuple, dict)
+    held = closed_over(function).items()
+    return [(f".<{name}>", item) for name, item in held if isinstance(item, kinds)] or None
 
 
 def _by_values(item: Any) -> tuple[str, list[float]]:

@@ -10,6 +10,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import deadline
+from ..objects.peek import closed_over
 from .locations import of_line
 
 if TYPE_CHECKING:
@@ -265,13 +266,7 @@ def untaken_lines(function: Callable[..., Any] | type) -> frozenset[int]:
     plain = getattr(plain, "__func__", plain)
     if not inspect.isfunction(plain):
         return frozenset()
-    names = plain.__code__.co_freevars
-    known: dict[str, Any] = {}
-    for name, cell in zip(names, plain.__closure__ or (), strict=False):
-        try:
-            known[name] = cell.cell_contents
-        except ValueError:  # a variable that has no value yet
-            continue
+    known = closed_over(plain)
     if not any(
         value is None or isinstance(value, bool | int | float | str) for value in known.values()
     ):

@@ -18,7 +18,6 @@ from ..objects.held import (
     Slots,
     Unkept,
     copied,
-    filled_cells,
     is_iterator,
     items_of,
     keeper,
@@ -30,7 +29,7 @@ from ..objects.held import (
     slots_of,
     within,
 )
-from ..objects.peek import NONE, attributes, entries
+from ..objects.peek import NONE, attributes, cells, entries
 from .outer import OuterState
 from .tensors import TensorState, is_lazy
 
@@ -255,7 +254,7 @@ class ModuleState:
         """Keep what is neither tensor, module nor container; return what it holds."""
         if isinstance(thing, _CALLED):
             if isinstance(thing, types.FunctionType):
-                self._cells += [(cell, cell.cell_contents) for cell in filled_cells(thing)]
+                self._cells += [(cell, cell.cell_contents) for cell in cells(thing).values()]
             return within(thing)
         if (put_back := keeper(thing)) is not None:
             self._kept.append(put_back)

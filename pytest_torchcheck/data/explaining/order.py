@@ -147,15 +147,7 @@ def leaked(first: Part, second: Part, found: Overlap, declared: Location | None 
     return make(
         "split-overlap",
         f"{found.shared} of {found.compared[1]} samples of {second.role} are in {first.role} too",
-        culprits=tuple(
-            Culprit(
-                "dataset",
-                f"{part.role}[{index}]",
-                "",
-                making_line(declared, part.role) or part.class_line,
-            )
-            for part, index in ((second, b), (first, a))
-        ),
+        culprits=[_sample(second, b, declared), _sample(first, a, declared)],
         location=place or second.class_line,
         observed=f"{how} compared: {found.compared[0]} of {found.total[0]} with "
         f"{found.compared[1]} of {found.total[1]}; {share:.1%} shared",
@@ -167,6 +159,11 @@ def leaked(first: Part, second: Part, found: Overlap, declared: Location | None 
         fix="split once, by shuffled indices, before any dataset is created",
         evidence={"pairs": [list(pair) for pair in found.pairs], "shared": found.shared},
     )
+
+
+def _sample(part: Part, index: int, declared: Location | None) -> Culprit:
+    place = making_line(declared, part.role) or part.class_line
+    return Culprit("dataset", f"{part.role}[{index}]", location=place)
 
 
 def nearly_leaked(
@@ -183,15 +180,7 @@ def nearly_leaked(
             if within
             else f"are samples of {first.role}, changed a little"
         ),
-        culprits=tuple(
-            Culprit(
-                "dataset",
-                f"{part.role}[{index}]",
-                "",
-                making_line(declared, part.role) or part.class_line,
-            )
-            for part, index in ((second, b), (first, a))
-        ),
+        culprits=[_sample(second, b, declared), _sample(first, a, declared)],
         location=making_line(declared, second.role) or second.class_line,
         observed=f"both halves of each occur, value for value, in samples of {first.role}, at other positions"
         if within

@@ -263,18 +263,17 @@ def dead(subject: Subject, found: Rectified) -> Finding:
     )
 
 
+def _layers(subject: Subject, *names: str) -> list[Culprit]:
+    return [Culprit("module", n, "", sources.of_parameter(subject.model, n)) for n in names]
+
+
 def affine(subject: Subject, called: list[str], pairs: list[tuple[str, str]]) -> Finding:
     """Report a model that is one linear map, however many layers it has."""
     first, second = pairs[0] if pairs else (called[0], called[1])
-    place = sources.of_parameter(subject.model, second)
     return suspicious(
         "model-affine",
         f"the model is affine: its {len(called)} linear layers act as one",
-        culprits=[
-            Culprit("module", name, location=sources.of_parameter(subject.model, name))
-            for name in (second, first)
-        ],
-        location=place,
+        culprits=_layers(subject, second, first),
         observed="f((x + y) / 2) equals (f(x) + f(y)) / 2 for two batches x and y",
         cause=f"there is no nonlinearity between {first} and {second}, nor anywhere else",
         because="only an affine function maps the midpoint of two inputs to the midpoint of "
@@ -286,15 +285,10 @@ def affine(subject: Subject, called: list[str], pairs: list[tuple[str, str]]) ->
 def collapsed(subject: Subject, pairs: list[tuple[str, str]]) -> Finding:
     """Report two linear layers that act as one."""
     first, second = pairs[0]
-    place = sources.of_parameter(subject.model, second)
     return suspicious(
         "layers-collapse",
         f"{second} follows {first} without a nonlinearity between them: they act as one layer",
-        culprits=[
-            Culprit("module", name, location=sources.of_parameter(subject.model, name))
-            for name in (second, first)
-        ],
-        location=place,
+        culprits=_layers(subject, second, first),
         observed=f"{second} directly receives the output of {first}, which does not reduce the "
         "dimension",
         cause="an activation is missing, or one of the layers is superfluous",

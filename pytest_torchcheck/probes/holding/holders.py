@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ... import sources
 from ...objects import heap
+from ...objects.peek import closed_over
 from ...record.lines import traced
 
 if TYPE_CHECKING:
@@ -178,14 +179,9 @@ class Roots:
         ):
             if cell is child:
                 return Link(f"variable {variable} in the closure of {name}", variable, function)
-        for variable, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            try:
-                if cell.cell_contents is child:
-                    return Link(f"variable {variable} in the closure of {name}", variable, function)
-            except ValueError:
-                continue
+        for variable, held in closed_over(function).items():
+            if held is child:
+                return Link(f"variable {variable} in the closure of {name}", variable, function)
         return Link(f"function {name}", "", function)
 
 

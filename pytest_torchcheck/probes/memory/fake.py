@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes as _no_modes
 
 from ... import sources
 from ...objects.held import names_in
+from ...objects.peek import cells
 from ...state import is_lazy
 from ...text.printable import message_of
 
@@ -133,13 +134,9 @@ class _Kept:
         elif isinstance(thing, types.FunctionType):
             if not sources.rank(thing.__code__.co_filename):
                 return
-            for cell in thing.__closure__ or ():
-                try:
-                    content = cell.cell_contents
-                except ValueError:  # not filled yet
-                    continue
-                self._cells.append((cell, content))
-                yield content
+            for cell in cells(thing).values():
+                self._cells.append((cell, cell.cell_contents))
+                yield cell.cell_contents
             for name in names_in(thing.__code__):
                 if name in thing.__globals__:
                     yield thing.__globals__[name]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...loop.closures import functions_of, is_filled
+from ...loop.closures import functions_of
+from ...objects.peek import closed_over
 from ...probes.recorded.watch import Watch
 from ...subject.errors import SubjectError
 
@@ -127,7 +128,7 @@ def _held(loss: Any) -> Iterator[Any]:
         yield from getattr(owner, "__dict__", {}).values()
     for function in functions_of(loss):
         yield from function.__defaults__ or ()
-        yield from (c.cell_contents for c in function.__closure__ or () if is_filled(c))
+        yield from closed_over(function).values()
         yield from (function.__globals__.get(name) for name in function.__code__.co_names)
 
 

@@ -11,6 +11,7 @@ from ... import sources
 from ...functions.discovery import is_compiled
 from ...loop.closures import functions_of, holds_any
 from ...objects import trees
+from ...objects.peek import closed_over
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ..copying import lost_in_copies
@@ -229,14 +230,7 @@ def numbers_of(subject: Subject) -> dict[str, float]:
     found: dict[str, float] = {}
     loss = contract.loss if callable(contract.loss) else None
     for function in functions_of(contract.train_step, contract.optimizer, loss, *forwards):
-        held = dict(vars(function))
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            try:
-                held[name] = cell.cell_contents
-            except ValueError:
-                continue  # not assigned yet
+        held = vars(function) | closed_over(function)
         names = function.__code__.co_names
         held |= {n: function.__globals__[n] for n in names if n in function.__globals__}
         for name, value in _entries(held):
