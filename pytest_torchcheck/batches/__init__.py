@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .batch import Batch, relayout
-from .layouts import LAYOUTS, Layout
+from .describe import LAYOUTS, Layout
 from .source import BatchSource
 
 __all__ = ["LAYOUTS", "Batch", "BatchSource", "Layout", "relayout"]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..specs.walk import rebuild, walk
-from .describe import describe_tensor
-from .layouts import LAYOUTS, Layout, relayout_tensor
+from .describe import LAYOUTS, Layout, describe_tensor, relayout_tensor
 
 Origin = Literal["real", "drawn"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..specs.tensors import TensorSpec
-    from .layouts import Layout
+    from .describe import Layout
 
 Edge = Literal[
     "plain", "zeros", "constant", "large", "tiny", "subnormal", "negative-zero", "nan", "infinity"

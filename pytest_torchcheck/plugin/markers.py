@@ -14,8 +14,8 @@ import pytest
 from ..text.units import format_bytes, parse_bytes
 from . import options
 from .options import ACCELERATORS, Options
-from .parsing import parse_device
 from .parts import activate, part
+from .settings import parse_device
 
 
 class MarkerError(ValueError):

@@ -17,7 +17,7 @@ from .settings import SETTINGS, Kind, Setting
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .parsing import Require
+    from .settings import Require
 
 Share = Literal["auto", "on", "off"]
 

@@ -17,7 +17,6 @@ from ..state import is_lazy, seed_everything
 from ..storage.files import write_whole
 from ..subject.losses import own_loss
 from ..subject.optimizers import default_optimizer
-from .batch_norms import plain
 from .comparing import Gradients, cast_to, gradients_of, quiet, sample_mean
 from .sending import Program, load
 
@@ -151,3 +150,31 @@ class Rank:
         (self.folder / f"met-{name}-{self.rank}").touch()
         while not all((self.folder / f"met-{name}-{r}").exists() for r in range(self.world)):
             time.sleep(0.05)
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """Put torch's ordinary batch normalisation, with the same tensors, where statistics were gathered."""
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, nn.SyncBatchNorm):
+            continue
+        made = _AnyBatchNorm(
+            module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
+        )  # fmt: skip
+        made._parameters, made._buffers, made.training = (
+            module._parameters,
+            module._buffers,
+            module.training,
+        )
+        if not name:
+            return made
+        owner, _, last = name.rpartition(".")
+        setattr(model.get_submodule(owner), last, made)
+    return model
+
+
+class _AnyBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch normalisation of any number of dimensions, as the synchronised one takes."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions; got {input.dim()}")

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ..objects import trees
-from .batch_norms import plain
 from .comparing import compare, gradients_of, sample_mean
+from .rank import plain
 
 if TYPE_CHECKING:
     from .rank import Rank

@@ -10,7 +10,7 @@ import torch
 from ..objects import trees
 from ..state import seed_everything
 from ..subject.errors import SubjectError
-from .double import jittered
+from .variants.woken import jittered
 
 if TYPE_CHECKING:
     from ..batches import Batch

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..batches.batch import Batch
-    from ..batches.layouts import Layout
+    from ..batches.describe import Layout
     from ..specs.sizes import Size
 
 _SEED_BYTES = 4

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from hypothesis import strategies as st
 
-from ..batches.layouts import LAYOUTS
+from ..batches.describe import LAYOUTS
 from ..batches.source import BatchSource
 from ..specs.shape_parsing import parse_shape
 from ..specs.shapes import SpecError
@@ -16,7 +16,7 @@ from ..specs.tensors import TensorSpec, parse_dtype
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..batches.layouts import Layout
+    from ..batches.describe import Layout
     from ..specs.sizes import Size, SizeRange
 
 

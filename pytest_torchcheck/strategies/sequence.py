@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ..batches.batch import Batch
-    from ..batches.layouts import Layout
+    from ..batches.describe import Layout
     from ..batches.source import BatchSource
     from ..specs.sizes import SizeRange
 

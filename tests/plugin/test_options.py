@@ -9,8 +9,7 @@ import pytest
 
 from pytest_torchcheck.plugin import marker_help, markers, options, settings
 from pytest_torchcheck.plugin.options import Options
-from pytest_torchcheck.plugin.parsing import Require
-from pytest_torchcheck.plugin.settings import SETTINGS
+from pytest_torchcheck.plugin.settings import SETTINGS, Require
 
 
 def built(pytester: pytest.Pytester, *arguments: str) -> Options:

@@ -13,7 +13,7 @@ from ...loop.recorder import record, trace_of
 from ...loop.traces.clipping import clipping_of, scales_nothing, spent_loop
 from ...loop.traces.copied_onto_itself import copying_findings
 from ...loop.traces.modes import mode_findings
-from ...loop.traces.opposed_losses import opposed_findings
+from ...loop.traces.opposed_losses import opposed_findings, two_point_findings
 from ...loop.traces.protocol import protocol_findings
 from ...loop.traces.rate_relations import meant_rates, moving_groups
 from ...loop.traces.rates import (
@@ -26,7 +26,6 @@ from ...loop.traces.rates import (
 )
 from ...loop.traces.rates_ahead import ahead_findings
 from ...loop.traces.taken_back import taken_back_findings
-from ...loop.traces.two_points import two_point_findings
 from ...loop.traces.wording import at
 from ...runs.training.steps import trajectory
 from ...text.wording import counted

@@ -16,8 +16,8 @@ from ...state import ModuleState, has_drawn, random_states, seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
 from ...subject.remembered import remembered
-from ..double import jitter, jittered
 from ..training.few import many_targets
+from ..variants.woken import jitter, jittered
 from .followed import APART, CLOSE, CLOSE_ROUNDED, EXACT, FIRST, ROUNDED, Descent, Slope
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
 from ...subject.optimizers import optimizers_of
-from ..double import jittered
 from ..facts import outputs
+from ..variants.woken import jittered
 from .one_batch import FORWARD, small_batch
 
 if TYPE_CHECKING:

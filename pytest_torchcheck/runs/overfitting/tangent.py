@@ -11,7 +11,7 @@ import torch
 from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError
-from ..double import jittered
+from ..variants.woken import jittered
 from .one_batch import FORWARD
 
 if TYPE_CHECKING:

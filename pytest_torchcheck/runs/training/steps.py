@@ -29,8 +29,7 @@ from ...subject.optimizers import (
 )
 from ...subject.remembered import remembered
 from .few import later_batch, seed_of
-from .kept_bytes import KeptBytes
-from .left import Leaving, Left
+from .left import KeptBytes, Leaving, Left
 from .observation import Watched, change_of, checksums, digests, first_drop, largest_of, number_of
 
 if TYPE_CHECKING:
