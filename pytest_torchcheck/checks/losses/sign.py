@@ -41,7 +41,9 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
             f"{wrong[0].counted} targets",
             wrong[0].place,
             opposed=len(wrong) < len(classes),
-            weighed=None if len(wrong) < len(classes) or isinstance(own, str) else weighed(own),
+            weighed=None
+            if len(wrong) < len(classes) or isinstance(own, str)
+            else weighed(own, wrong[0].shape),
         )
         if pulled is not None:
             yield explain.pulled_off(pulled)

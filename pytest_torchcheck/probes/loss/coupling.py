@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ from ...subject.errors import SubjectError
 from ..recorded.watch import Watch, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..recorded.watch import Op
     from .slopes import LossOfOutput
@@ -50,8 +51,13 @@ class PulledOff:
     op: Op | None
 
 
-def weighed(loss: LossOfOutput) -> str | None:
-    """Return the real target by whose sign the loss pulls one way or the other, as by returns or advantages."""
+def weighed(loss: LossOfOutput, shape: Sequence[int]) -> str | None:
+    """Return the real target by whose sign the loss pulls scores one way or the other, as by returns or advantages.
+
+    Args:
+        loss: Of the outputs.
+        shape: Of the scores: outputs of other sizes are not asked.
+    """
     try:
         if (base := loss.slopes()) is None:
             return None
@@ -60,7 +66,11 @@ def weighed(loss: LossOfOutput) -> str | None:
                 continue
             now = loss.slopes(loss.with_targets(target, -_MANY * target.abs()))
             slopes = {} if now is None else now.by_output
-            both = base.by_output.keys() & slopes
+            both = {
+                p
+                for p in base.by_output.keys() & slopes
+                if base.by_output[p].numel() == math.prod(shape)
+            }
             if any(float((base.by_output[path] * slopes[path]).sum()) < 0 for path in both):
                 return name
     except SubjectError:

@@ -105,3 +105,12 @@ def test_a_log_likelihood_that_a_target_weighs_has_the_sign_of_the_target(sign, 
     if sign > 0:
         (found,) = told(loss)
         assert found.status == "violated"  # its absolute values weigh one way only
+
+
+def test_a_wrong_sign_beside_a_fit_of_another_output_is_a_violation():
+    def loss(output, target):
+        (scores, value), (labels, depth) = output, target
+        return F.mse_loss(value, depth) - F.cross_entropy(scores, labels)
+
+    (found,) = told(loss)
+    assert (found.status, found.code) == ("violated", "loss-sign")
