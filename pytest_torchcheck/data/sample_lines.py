@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .. import sources
 from ..probes.numbers.finiteness import find_nonfinite
 from ..record.tracing import find_line, line_of
 from ..state import isolated
@@ -173,13 +174,20 @@ def own_line(part: Part, odd: Deviation, seed: int) -> Location | None:
     return next(reversed(statements or places), None)
 
 
-def length_line(part: Part) -> Location | None:
-    """Return the line by which the dataset's ``__len__`` answers."""
+def length_lines(part: Part) -> tuple[Location, ...]:
+    """Return the line by which the dataset's ``__len__`` answers, and those before it that set a variable which it reads."""
+    ran: list[Location] = []
 
     def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if event != "call" and frame.f_code.co_name == "__len__":
+            ran.append(line_of(frame.f_code, line))
         return event == "return" and frame.f_code.co_name == "__len__"
 
-    return find_line(lambda: len(part.dataset), watcher)
+    end = find_line(lambda: len(part.dataset), watcher)
+    if end is None:
+        return ()
+    read = sources.names_read(end.file, end.line)
+    return (end, *(at for at in ran if at.line != end.line and sources.assigned_name(at) in read))
 
 
 def label_line(

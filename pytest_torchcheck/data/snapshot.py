@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..objects.held import unlocked
 from ..state import isolated
 from .contents import Contents, Held, is_object_array
 from .generators import generator_state, set_generator_state
@@ -189,11 +190,8 @@ def _put(array: Any, rows: tuple[int, ...] | None, copy: Any) -> None:
     if isinstance(array, torch.Tensor):
         array.data[where] = copy
     else:
-        writeable = array.flags.writeable
-        if not writeable:  # what the run has changed and then locked
-            array.flags.writeable = True
-        array[where] = copy
-        array.flags.writeable = writeable
+        with unlocked(array):
+            array[where] = copy
 
 
 def _differing(now: Any, then: Any) -> tuple[tuple[int, ...], int] | None:

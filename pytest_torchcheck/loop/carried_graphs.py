@@ -12,6 +12,7 @@ from torch import nn
 
 from .. import sources
 from ..findings import Culprit
+from ..probes.holding.leaks import count_hooks
 from ..record.tracing import Watcher, line_of
 from ..subject.errors import SubjectError
 from ..subject.remembered import remembered
@@ -113,6 +114,16 @@ def given_with_graph(subject: Subject, place: Location) -> tuple[tuple[str, Loca
 
     replay(subject, watch)
     return tuple(given)
+
+
+def where_hooks_are_added(subject: Subject) -> Location | None:
+    """Return the first line of a step after which the model has more hooks."""
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        before = count_hooks(model).total()
+        return lambda frame, event, line: event != "call" and count_hooks(model).total() > before
+
+    return replay(subject, watch)
 
 
 class _Bindings:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ..objects.peek import closed_over
-from .peek import NONE, attributes
+from .peek import NONE, attributes, closed_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,14 +152,27 @@ def _refill(value: Any, items: Any) -> None:
         value[:] = items
 
 
+@contextlib.contextmanager
+def unlocked(array: Any) -> Iterator[None]:
+    """Let an array be written to that a run has changed and then locked.
+
+    NumPy refuses to set the flag of an array in another library's memory, even where it is set.
+    """
+    if array.flags.writeable:
+        yield
+        return
+    array.flags.writeable = True
+    try:
+        yield
+    finally:
+        array.flags.writeable = False
+
+
 def _rewrite(value: Any, copy: Any) -> None:
-    writeable = value.flags.writeable
-    if not writeable:  # what the run has changed and then locked
-        value.flags.writeable = True
-    if value.shape != copy.shape:
-        value.resize(copy.shape, refcheck=False)
-    value[...] = copy
-    value.flags.writeable = writeable
+    with unlocked(value):
+        if value.shape != copy.shape:
+            value.resize(copy.shape, refcheck=False)
+        value[...] = copy
 
 
 CONTAINERS: Final = (list, dict, set, collections.deque)

@@ -46,7 +46,7 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
             else weighed(own, wrong[0].shape),
         )
         if pulled is not None:
-            yield explain.pulled_off(pulled)
+            yield explain.pulled_off(subject, pulled)
         return
     # outputs that one target pulls apart are compared with each other, not with the target; where a loss of
     # torch's pulls what it is given towards the target, the output may be a distance, which falls as a score rises
@@ -66,7 +66,7 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
         yield explain.repels(subject, own, found)
         return
     if pulled is not None:
-        yield explain.pulled_off(pulled)
+        yield explain.pulled_off(subject, pulled)
         return
     if not isinstance(own, str) and (levels := levels_of(own, subject.contract.loss)):
         words = f"the loss pulls the entries of {levels.path} to the quantiles that it holds"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...codes import memory as explain
-from ...loop.carried_graphs import given_with_graph, growing_graph, where_graph_is_carried
+from ...loop.carried_graphs import (
+    given_with_graph,
+    growing_graph,
+    where_graph_is_carried,
+    where_hooks_are_added,
+)
 from ...probes.gradient.kept_graph import kept_graph
 from ...probes.holding.leaks import inference_leak, is_certain, training_leak
 from ...probes.holding.tensor_caches import tensor_cache
@@ -47,6 +53,8 @@ def step_leak(subject: Subject) -> Iterator[Finding]:
         if leak.kind == "graph" and leak.location is not None
         else ()
     )
+    added = where_hooks_are_added(subject) if leak.kind == "hooks" else None
+    leak = leak if added is None else replace(leak, location=added)
     yield explain.leaks(leak, kind="training step", certain=is_certain(leak, subject), given=given)
 
 

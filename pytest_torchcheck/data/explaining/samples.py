@@ -45,7 +45,7 @@ def empty(survey: Survey) -> Finding:
     )
     place = sources.of_assignment(part.own, name) if name else None
     if place is None and part.is_map_style:
-        place = sample_lines.length_line(part)
+        place = next(iter(sample_lines.length_lines(part)), None)
     place = place or part.class_line
     return violated(
         "dataset-empty",
@@ -78,7 +78,7 @@ def read_error(survey: Survey) -> Finding:
         f"{part.prefix}reading sample {error.index} of {part.name} raises {error.type}: {error.message}",
         culprits=(
             dataset_culprit(part, f"{part.name}[{error.index}]", error.type, error.location),
-            *([dataset_culprit(part, "__len__", f"promises {survey.count}", sample_lines.length_line(part))] if at_end else []),
+            *(dataset_culprit(part, "__len__", f"promises {survey.count}", at) for at in (sample_lines.length_lines(part) if at_end else ())),
             *(dataset_culprit(part, one.name, one.detail, one.location) for one in made_of[: 2 if at_end else 3]),
             *([dataset_culprit(part, sources.assigned_name(own) or part.name, "run only by the failing samples", own)] if own else []),
         ),

@@ -108,7 +108,8 @@ def _unlike_shapes(
     cut = find_cut_short(part, odd, survey.seed)
     if cut is not None and cut.table is not None:
         return _past_the_end(part, odd, cut, len(survey.samples), make)
-    end = sample_lines.length_line(part) if _is_tail(survey, odd) else None
+    ends = sample_lines.length_lines(part) if _is_tail(survey, odd) else ()
+    end = ends[0] if ends else None
     own = sample_lines.own_line(part, odd, survey.seed) if end is None else None
     given = None
     if end is None and own is None:
@@ -125,7 +126,7 @@ def _unlike_shapes(
         culprits=(
             dataset_culprit(part, f"{part.name}[{odd.index}]", f"shape {odd.other}", place),
             *_returning(part, returned, own or given),
-            *((dataset_culprit(part, "__len__", "counts them", end),) if end is not None else ()),
+            *(dataset_culprit(part, "__len__", "counts them", at) for at in ends),
             *(
                 (dataset_culprit(part, "loader", "has no collate_fn", made),)
                 if made is not None

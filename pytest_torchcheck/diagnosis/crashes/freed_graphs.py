@@ -150,7 +150,8 @@ def _variable(frames: list[FrameType], node: Any) -> tuple[FrameType | None, str
         if sources.rank(frame.f_code.co_filename) < 2:
             continue
         for name, value in frame.f_locals.items():
-            if isinstance(value, torch.Tensor) and value.grad_fn is node:
+            parts = value if isinstance(value, tuple | list) else (value,)
+            if any(isinstance(v, torch.Tensor) and v.grad_fn is node for v in parts):
                 return frame, name
     return None, ""
 

@@ -160,7 +160,8 @@ def focal_mean(found: FocalMean) -> Finding:
 
 def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Finding:
     """Explain an output and a target that are stretched against each other."""
-    place = seen.op.location or _producer_line(evidence) or subject.contract.location
+    place = seen.op.location or forward_returned(subject) or _producer_line(evidence)
+    place = place or subject.contract.location
     output_is_longer = len(seen.output) > len(seen.target)
     longer = seen.output if output_is_longer else seen.target
     axis = next((i for i, size in enumerate(longer) if size == 1), len(longer) - 1)

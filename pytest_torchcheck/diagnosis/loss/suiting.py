@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
+from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
+from ...objects import trees
+from ...probes.holding.held_by_models import graph_leaves
 from ...verdicts import violated
 from .consumed import loss_line
 
@@ -15,14 +20,31 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 
-def pulled_off(found: PulledOff) -> Finding:
+def _modules_behind(subject: Subject, path: str) -> list[str]:
+    """Return the outermost modules whose parameters one output alone depends on."""
+    with subject.pristine(train=True, seeded=True) as model, torch.enable_grad():
+        outputs = trees.floats(subject.call(model, subject.batch().clone()))
+        behind = {p: set(map(id, graph_leaves(t))) for p, t in outputs.items()}
+        others = set().union(*(ids for p, ids in behind.items() if p != path))
+        alone = behind.get(path, set()) - others
+        names = [name for name, p in model.named_parameters() if id(p) in alone]
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+def pulled_off(subject: Subject, found: PulledOff) -> Finding:
     """Explain an output that a term of other labels pulls off what it is fitted to."""
     place = found.op.location if found.op is not None else None
     where = on_line(place)
     return violated(
         "fit-pulled-off",
         f"{found.path} is fitted to {found.target}, and the term of {found.labels} pulls it off",
-        culprits=[Culprit("output", found.path, "is read with its gradient", place)],
+        culprits=[
+            Culprit("output", found.path, "is read with its gradient", place),
+            *(
+                Culprit("module", name, "computes it", sources.of_parameter(subject.model, name))
+                for name in _modules_behind(subject, found.path)[:2]
+            ),
+        ],
         location=place,
         observed=f"the loss is lowest {found.by:.2g} standard deviations of {found.target} away from {found.target}",
         cause=f"a term that reads {found.labels} reads {found.path} with its gradient{where}, as a weight that the "

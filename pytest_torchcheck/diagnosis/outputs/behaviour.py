@@ -72,6 +72,7 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
         eval_lines.eval_run(subject, subject.batch()),
     )
     kept = eval_lines.keeping_lines(subject)[:3]
+    kept += eval_lines.reading_lines(kept)
     return violated(
         "eval-not-repeatable",
         f"a second eval forward on the same input gives a different {names_text(moved)}",
@@ -120,7 +121,10 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         return make(
             "numpy-random" if source == "np.random" else "python-random",
             f"the training forward draws from {source}, which torch.manual_seed does not seed",
-            culprits=[Culprit("call", source, place.op, place.location)],
+            culprits=[
+                Culprit("call", source, place.op, place.location),
+                *([Culprit("module", place.module, "draws from it")] if place.module else []),
+            ],
             observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
             "same torch seed",
             cause=f"{source} has its own global state",

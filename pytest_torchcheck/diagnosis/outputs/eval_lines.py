@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections import deque
 from itertools import pairwise
@@ -218,6 +219,25 @@ def keeping_lines(
         run = eval_run(subject, batch or subject.batch())
         find_line(functools.partial(_training, subject, model) if train else run, watcher)
     return list(found.values())
+
+
+def reading_lines(kept: list[Culprit]) -> list[Culprit]:
+    """Return the first statement, above the line that binds each attribute anew, that reads it in the same function."""
+    found = []
+    for one in kept:
+        name, place = f"self.{one.name.rpartition('.')[2]}", one.location
+        function = None if place is None else sources.function_around(place.file, place.line)
+        reads = [
+            node.lineno
+            for node in sources.own_nodes(function)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Load)
+            and ast.unparse(node) == name
+        ]
+        if place is not None and reads and min(reads) < place.line:
+            at = sources.of_line(place.file, min(reads), place.function)
+            found.append(Culprit("tensor", one.name, "is read here", at))
+    return found
 
 
 _ASKS = frozenset({"size", "dim", "numel", "__len__", "__get__", "is_floating_point", "type"})

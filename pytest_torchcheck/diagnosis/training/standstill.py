@@ -317,10 +317,13 @@ def _read_again(
     before, after = names_around(cut.location)
     names_it = before and after in sources.names_read(at_fault.file, at_fault.line)
     value = f"{after}," if names_it else "a value"
+    renamed = None if names_it else sources.alias_above(at_fault)
+    if renamed is not None:
+        culprits.append(Culprit("tensor", "value", "gets another name", renamed))
     return _Reason(
-        place=at_fault,
-        cause=f"{_GRADLESS}: this line reads {value} which line {line} cuts from the graph; line {others} "
-        "reads it too, for another pass",
+        place=renamed or at_fault,
+        cause=f"{_GRADLESS}: {'this line' if renamed is None else f'line {at_fault.line}'} reads {value} "
+        f"which line {line} cuts from the graph; line {others} reads it too, for another pass",
         because=f"{cut.fact}; {plain}",
         fix=f"write {before} for {after} on line {at_fault.line}"
         if names_it

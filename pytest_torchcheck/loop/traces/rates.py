@@ -165,6 +165,9 @@ def schedule_finding(
         formula = produced(subject, n, setting.after)
     culprits = [Culprit("scheduler", e.name, f"{len(stepped)} calls", e.place) for e in stepped[:1]]
     culprits += [Culprit("scheduler", name, "defines the schedule", p) for name, p in made]
+    for name, p in made:
+        if p is not None and (given := sources.alias_above(p)) is not None:
+            culprits.append(Culprit("scheduler", name, "is given this function", given))
     if setting is not None:
         name = "optimizer.load_state_dict" if setting.loads else "lr"
         detail = f"sets the learning rate to {setting.after:g}"
