@@ -14,7 +14,9 @@ other_dim = One("diagnosis.outputs.samples:other_dim", "batch-axis", doubtful=Tr
 global_state = One("diagnosis.outputs.behaviour:global_state", "global-state")
 impure = One("diagnosis.outputs.behaviour:impure", "eval-writes")
 mixed = One("diagnosis.outputs.samples:mixed", "batch-statistics samples-mixed", doubtful=True)
-not_repeatable = One("diagnosis.outputs.behaviour:not_repeatable", "eval-not-repeatable")
+not_repeatable = One(
+    "diagnosis.outputs.behaviour:not_repeatable", "eval-not-repeatable", doubtful=True
+)
 remembers = One("diagnosis.outputs.modes:remembers", "eval-remembers")
 overwrites = One("diagnosis.outputs.modes:overwrites", "output-overwritten")
 trains_otherwise = One("diagnosis.outputs.modes:trains_otherwise", "eval-remembers")

@@ -24,7 +24,7 @@ from ...runs.omitted import read_where_given
 from ...runs.training.crossed import crossed
 from ...runs.training.enduring import decays_alone, fades, inputs_late, stops_training, unused_call
 from ...runs.training.forgetting import forgetting, returning, uncounted
-from ...runs.training.otherwise import untaught, waiting
+from ...runs.training.otherwise import thawed_later, untaught, waiting
 from ...runs.training.stale_copies import moved_as_built, stale_copy, stopped
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
@@ -211,6 +211,7 @@ def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
     excused |= _cancelled_in_step(subject, set(still) - excused, made)
     if rest := set(still) - excused:
         excused |= waiting(subject, rest)
+        excused |= thawed_later(subject, rest - excused)
     return excused | rounding_noise(subject, set(still) - excused)
 
 

@@ -73,14 +73,17 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
     )
     kept = eval_lines.keeping_lines(subject)[:3]
     kept += eval_lines.reading_lines(kept)
-    return violated(
+    resets = next(filter(None, (eval_lines.resetting(subject, one) for one in kept)), None)
+    judge = violated if resets is None else suspicious
+    return judge(
         "eval-not-repeatable",
         f"a second eval forward on the same input gives a different {names_text(moved)}",
         culprits=[*kept, *(place.culprits() if place else ())]
         or [Culprit("output", moved[0], "differs")],
         location=kept[0].location if kept else place.location if place else forward_line(subject),
         observed="same input, same seed, state not reset between the two calls",
-        cause="the model keeps state from one call to the next",
+        cause="the model keeps state from one call to the next"
+        + ("" if resets is None else f", which its callers may reset ({resets})"),
         because=place.fact
         if place and place.fact
         else "the outputs of the first and the second call are not bit-equal",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -219,6 +220,19 @@ def keeping_lines(
         run = eval_run(subject, batch or subject.batch())
         find_line(functools.partial(_training, subject, model) if train else run, watcher)
     return list(found.values())
+
+
+def resetting(subject: Subject, kept: Culprit) -> str | None:
+    """Return the method, beside the constructor and the one that keeps an attribute, that gives it another value."""
+    owner, _, attribute = kept.name.rpartition(".")
+    module = dict(subject.model.named_modules()).get(owner)
+    keeping = "" if kept.location is None else kept.location.function.rpartition(".")[2]
+    for cls in type(module).__mro__ if sources.is_own_class(type(module)) else ():
+        for place in sources.matches(cls, rf"self\.{re.escape(attribute)}\s*=[^=]"):
+            around = sources.function_around(place.file, place.line)
+            if around is not None and around.name not in ("__init__", "forward", keeping):
+                return around.name
+    return None
 
 
 def reading_lines(kept: list[Culprit]) -> list[Culprit]:

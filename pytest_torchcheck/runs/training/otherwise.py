@@ -106,6 +106,31 @@ def waiting(subject: Subject, names: Collection[str]) -> set[str]:
         return {held[id(p)] for g in turned for p in g["params"] if id(p) in held}
 
 
+def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
+    """Return which parameters the user's step leaves frozen at first, and trains within some more steps.
+
+    Cost: nothing without a step of the user's; 1 FBS, up to 24 where that leaves one of them frozen.
+    """
+    thawed: set[str] = set()
+    if subject.contract.train_step is None:
+        return thawed
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        held = {n: p for n, p in model.named_parameters() if n in names}
+        frozen: set[str] = set()
+        try:
+            made = subject.make_optimizer(model)
+            for _ in range(_STAGES):
+                subject.train_step(model, made, subject.batch().clone())
+                frozen |= {n for n, p in held.items() if not p.requires_grad}
+                thawed |= {n for n in frozen if held[n].requires_grad and held[n].grad is not None}
+                if thawed == frozen:
+                    break
+        except SubjectError:
+            pass  # the check that met the error reports it
+    return thawed
+
+
+_STAGES = 24  # steps of stages that thaw one part after the other
 _LEAST = 4  # samples: two of them on each side
 _LINE = 1e-4  # of the gradient: what is left of it beside the line
 _NOISE = 0.3  # of an input's spread

@@ -1,0 +1,70 @@
+"""Parts that thaw in later steps, and state that callers reset, are meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.low, self.high = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.register_buffer("done", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        return self.high(self.low(x).tanh())
+
+
+@pytest.mark.parametrize(("after", "status"), [(5, "passed"), (10_000, "violated")])
+def test_a_part_that_the_step_thaws_later_is_waiting(after, status):
+    def step(model, optimizer, inputs, targets):
+        model.low.requires_grad_(bool(model.done >= after))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(*inputs), targets)
+        loss.backward()
+        optimizer.step()
+        model.done += 1
+        return loss.detach()
+
+    torch.manual_seed(0)
+    (found,) = (
+        Contract(
+            model=Tower(),
+            batch=(torch.randn(6, 4), torch.arange(6) % 3),
+            train_step=step,
+            optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        )
+        .check(["weights-update"])
+        .findings
+    )
+    assert found.status == status
+
+
+class Streaming(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.past = nn.GRUCell(4, 5), None
+
+    def forward(self, x):
+        fits = self.past is not None and len(self.past) == len(x)
+        out = self.cell(x, self.past if fits else None)
+        self.past = out.detach()
+        return out
+
+
+class Resettable(Streaming):
+    def begin(self):
+        """Forget the stream before."""
+        self.past = None
+
+
+@pytest.mark.parametrize(("model", "status"), [(Streaming, "violated"), (Resettable, "suspicious")])
+def test_state_that_a_method_resets_is_its_callers_matter(model, status):
+    (found,) = Contract(model=model(), inputs="B 4").check(["eval-purity"]).findings
+    assert (found.code, found.status) == ("eval-not-repeatable", status)
+    assert ("(begin)" in found.cause) == (status == "suspicious")
