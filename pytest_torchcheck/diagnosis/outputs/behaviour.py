@@ -153,50 +153,56 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
     observed = (
         f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the same seed"
     )
-    if (anew := _seeded_anew(subject, moved, observed)) is not None:
-        return anew
-    place = places.first_difference(
-        subject,
-        eval_lines.eval_run(subject, subject.batch(), train=True),
-        eval_lines.eval_run(subject, subject.batch(), train=True),
-    )
+    anew = _seeded_anew(subject)
+    if anew is not None:
+        place, (cause, because, fix) = eval_lines.seeding_line(subject), anew
+    else:
+        place = places.first_difference(
+            subject,
+            eval_lines.eval_run(subject, subject.batch(), train=True),
+            eval_lines.eval_run(subject, subject.batch(), train=True),
+        )
+        cause = "a value depends on uninitialised memory, time, hash order or a separate generator"
+        because = "same input, same seed, same weights: a different output"
+        because = place.fact if place and place.fact else because
+        fix = (
+            "seed every generator from torch.initial_seed(), and replace torch.empty by torch.zeros"
+        )
     return violated(
         "seed-ignored",
         "the training forward does not repeat with the same seed",
         culprits=place.culprits() if place else [Culprit("output", moved[0], "differs")],
         location=place.location if place else forward_line(subject),
         observed=observed,
-        cause="a value depends on uninitialised memory, time, hash order or a separate generator",
-        because=place.fact
-        if place and place.fact
-        else "same input, same seed, same weights: a different output",
-        fix="seed every generator from torch.initial_seed(), and replace torch.empty by "
-        "torch.zeros",
+        cause=cause,
+        because=because,
+        fix=fix,
     )
 
 
-def _seeded_anew(subject: Subject, moved: list[str], observed: str) -> Finding | None:
-    """Explain a training forward that gives torch's generator a seed that no earlier seed decides; None if it does not."""
+def _seeded_anew(subject: Subject) -> tuple[str, str, str] | None:
+    """Say why a training forward gives torch's generator a seed that no earlier seed decides; None if it does not.
+
+    Returns:
+        Cause, proof and fix.
+    """
     left = []
     for _ in range(2):
-        with subject.pristine(train=True) as model:
-            seed_everything(subject.seed)
+        with subject.pristine(train=True, seeded=True) as model:
             subject.call(model, subject.batch().clone())
             left.append(torch.initial_seed())
     if left[0] == left[1]:
         return None
-    place = eval_lines.seeding_line(subject)
-    return violated(
-        "seed-ignored",
-        "the training forward does not repeat with the same seed",
-        culprits=place.culprits() if place else [Culprit("output", moved[0], "differs")],
-        location=place.location if place else forward_line(subject),
-        observed=observed,
-        cause="the forward seeds torch's generator itself, with another number each time",
-        because=f"torch.initial_seed() is {left[0]} after one forward and {left[1]} after the next; "
-        f"both began with {subject.seed}",
-        fix="draw without a seed of its own; to draw the same again in a recomputation, keep "
-        "torch.get_rng_state() and set it there",
+    return (
+        "the forward seeds torch's generator itself, with another number each time",
+        (
+            f"torch.initial_seed() is {left[0]} after one forward and {left[1]} after the next; "
+            f"both began with {subject.seed}"
+        ),
+        (
+            "draw without a seed of its own; to draw the same again in a recomputation, keep "
+            "torch.get_rng_state() and set it there"
+        ),
     )
 
 
