@@ -126,6 +126,22 @@ def where_hooks_are_added(subject: Subject) -> Location | None:
     return replay(subject, watch)
 
 
+def where_buffers_keep_a_graph(subject: Subject) -> tuple[str, Location | None]:
+    """Return the first buffer that a step leaves with a graph, and the line that binds it; an empty name without one."""
+    names: list[str] = []
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event != "call":
+                names.extend(n for n, b in model.named_buffers() if b.grad_fn is not None)
+            return bool(names)
+
+        return watcher
+
+    line = replay(subject, watch)
+    return (names[0] if names else ""), line
+
+
 class _Bindings:
     """Knows by which line each variable of the running functions got a tensor with a graph."""
 

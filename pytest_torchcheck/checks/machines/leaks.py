@@ -11,6 +11,7 @@ from ...codes import memory as explain
 from ...loop.carried_graphs import (
     given_with_graph,
     growing_graph,
+    where_buffers_keep_a_graph,
     where_graph_is_carried,
     where_hooks_are_added,
 )
@@ -48,6 +49,9 @@ def step_leak(subject: Subject) -> Iterator[Finding]:
     if (cache := _tensor_cache(subject, leak, training=True)) is not None:
         yield explain.cached(leak, cache, kind="training step", certain=is_certain(leak, subject))
         return
+    if leak.kind == "graph" and not leak.holder:
+        holder, line = where_buffers_keep_a_graph(subject)
+        leak = replace(leak, holder=f"model.{holder}", location=line) if holder else leak
     given = (
         given_with_graph(subject, leak.location)
         if leak.kind == "graph" and leak.location is not None

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ... import sources
+from ...record.tracing import find_line
 from ...state import seed_process
 from ...verdicts import suspicious, violated
 from ..contents import is_array
@@ -26,6 +28,7 @@ from ..wording import dataset_culprit, line_ref, where
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
     from ...findings import Finding, Location
     from ..describing import Leaf
@@ -123,6 +126,10 @@ def told(part: Part, found: Apart) -> Finding:
                 if drawn
                 else []
             ),
+            *(
+                dataset_culprit(part, one.function, "calls it", one)
+                for one in _calling(part, found, place)
+            ),
         ],
         location=place,
         observed=f"{found.count} of {found.read} samples were read with equal inputs and unequal targets, one "
@@ -132,6 +139,21 @@ def told(part: Part, found: Apart) -> Finding:
         + (f"in {drawn}, set at {line_ref(place)}" if drawn else f"from {line_ref(place)} on"),
         fix="draw once for each sample, and transform input and target by the same draw",
     )
+
+
+def _calling(part: Part, found: Apart, place: Location | None) -> Iterator[Location]:
+    """Yield the line that calls the helper in which a line stands."""
+    helper = None if place is None else sources.function_around(place.file, place.line)
+    if helper is None or helper.name.startswith("__"):
+        return
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        return event == "call" and frame.f_code.co_name == helper.name
+
+    with put_back(part.dataset, (found.index,)):
+        line = find_line(lambda: part.dataset[found.index], watcher)
+    if line is not None:
+        yield line
 
 
 def _maps(survey: Survey) -> Iterator[_Map]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...probes.recorded.operations import record
@@ -169,6 +170,10 @@ def counted(
             detail = "makes the values that are counted"
             culprits.append(Culprit("call", word, detail, made.location))
             because += f", in the values that {word} makes{on_line(made.location)}"
+        renamed = sources.alias_above(line) if line is not None else None
+        if renamed is not None:
+            detail = "gives them another name, unmasked"
+            culprits.append(Culprit("tensor", sources.assigned_name(renamed), detail, renamed))
     observed = (
         f"{share:.0%} of the ignored positions of {path} receive a gradient, up to {largest:.3g}"
     )

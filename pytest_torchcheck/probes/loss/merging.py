@@ -34,7 +34,8 @@ class Merging(Watch):
         self.counted: list[tuple[Op, Op | None]] = []
         self._made: dict[int, tuple[Tensor, Op, int]] = {}
         self._positions = marks.numel()
-        self._shapes = {marks.shape: marks, (marks.numel(),): marks.flatten()}
+        laid = (marks, marks.flatten(), *([marks.flatten(1)] if marks.dim() > 2 else []))
+        self._shapes = {one.shape: one for one in laid}
 
     def after(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any

@@ -153,6 +153,8 @@ _VIEWS = frozenset(
     }
 )
 """Operations that move values and compute none, without the underscores around their names."""
+_COMPUTES = frozenset({"add", "sub", "rsub", "mul", "div", "divide", "truediv", "rtruediv", "pow"})
+"""Operations whose numbers are values, not sizes."""
 
 
 def _filled(
@@ -193,10 +195,11 @@ def _maker(longer: Trace, step: Step, size: int) -> Op | None:
 
 
 def _numbers(base: Trace, longer: Trace, one: Step, two: Step) -> tuple[float, float] | None:
-    """Return the one number that differs between two calls whose tensors have the same shapes."""
+    """Return the one number that differs between two calls whose tensors have the same shapes, or that compute with it."""
     pairs = zip((*one.operands, *one.results), (*two.operands, *two.results), strict=True)
-    if any(base.values[a].shape != longer.values[b].shape for a, b in pairs):
-        return None
+    computes = one.op.name.rpartition(".")[2].strip("_").removeprefix("true_") in _COMPUTES
+    if not computes and any(base.values[a].shape != longer.values[b].shape for a, b in pairs):
+        return None  # it may be a size
     if len(one.numbers) != len(two.numbers):
         return None
     unlike = {(a, b) for a, b in zip(one.numbers, two.numbers, strict=True) if a != b}
