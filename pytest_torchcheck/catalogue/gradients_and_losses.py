@@ -37,7 +37,8 @@ CHECKS: tuple[Check, ...] = (
             "codes is trained by the targets.",
             needs=("loss",),
             cost="shared by the loss checks; 1 F more where torch.normal receives tensors that "
-            "require gradients; 1 F of a few samples where a loss compares several outputs; 1 F where the model draws normal numbers",
+            "require gradients; 1 F of a few samples where a loss compares several outputs; 1 F where the "
+            "model draws normal numbers",
             axes="once",
         ),
     ),

@@ -175,7 +175,7 @@ def own_line(part: Part, odd: Deviation, seed: int) -> Location | None:
 
 
 def length_lines(part: Part) -> tuple[Location, ...]:
-    """Return the line by which the dataset's ``__len__`` answers, and those before it that set a variable which it reads."""
+    """Return the line by which the dataset's ``__len__`` answers, and those that set variables which it reads."""
     ran: list[Location] = []
 
     def watcher(frame: FrameType, event: str, line: int) -> bool:

@@ -127,7 +127,7 @@ def where_hooks_are_added(subject: Subject) -> Location | None:
 
 
 def where_buffers_keep_a_graph(subject: Subject) -> tuple[str, Location | None]:
-    """Return the first buffer that a step leaves with a graph, and the line that binds it; an empty name without one."""
+    """Return the first buffer that a step leaves with a graph, and the line that binds it; else an empty name."""
     names: list[str] = []
 
     def watch(model: nn.Module, _: Any) -> Watcher:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...findings import Finding
+    from ...runs.losses.consumption import LossEvidence
     from ...subject import Subject
 
 
@@ -72,18 +73,20 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
         words = f"the loss pulls the entries of {levels.path} to the quantiles that it holds"
         yield explain.turned_levels(levels) if levels.turned else passed(words)
         return
+    yield _agreed(subject, seen, pulls=bool(classes))
+
+
+def _agreed(subject: Subject, seen: LossEvidence, *, pulls: bool) -> Finding:
+    """Say what was seen of a loss of which nothing is wrong; ``pulls`` where a class of a target was compared."""
     if any(one.way == "towards" for one in seen.directions):
-        yield passed("the loss falls as outputs move towards the labels")
-        return
-    if not classes and not seen.away and not subject.contract.declares("targets"):
-        yield not_applicable("there are no targets, and no detached output can serve as target")
-        return
-    if not classes and not seen.away:
-        yield inconclusive(
-            "no output could be matched with its target, so the sign could not be determined"
-        )
-        return
-    yield passed("the loss falls as outputs move towards the targets")
+        return passed("the loss falls as outputs move towards the labels")
+    if pulls or seen.away:
+        return passed("the loss falls as outputs move towards the targets")
+    if not subject.contract.declares("targets"):
+        return not_applicable("there are no targets, and no detached output can serve as target")
+    return inconclusive(
+        "no output could be matched with its target, so the sign could not be determined"
+    )
 
 
 def _pulls_towards(subject: Subject) -> bool:

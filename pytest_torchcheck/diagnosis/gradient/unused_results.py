@@ -61,7 +61,7 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
 
 
 def received(subject: Subject, op: Op, place: Location) -> Culprit | None:
-    """Return the last module that a result which no operation reads is given to, at the first line there that names it."""
+    """Return the last module that is given a result which no operation reads, at the line there that names it."""
     made: dict[int, torch.Tensor] = {}
     ran: list[int] = []
     last: tuple[FrameType, str, nn.Module] | None = None

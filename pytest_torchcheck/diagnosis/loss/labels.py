@@ -135,6 +135,13 @@ def _ctc_call(subject: Subject, used: Consumed, detail: str) -> Culprit:
     )
 
 
+def _renamed(line: Location | None) -> list[Culprit]:
+    """Return the statement that gives what a line reads another name and masks nothing."""
+    at = sources.alias_above(line) if line is not None else None
+    detail = "gives them another name, unmasked"
+    return [] if at is None else [Culprit("tensor", sources.assigned_name(at), detail, at)]
+
+
 def counted(
     subject: Subject,
     path: str,
@@ -170,10 +177,7 @@ def counted(
             detail = "makes the values that are counted"
             culprits.append(Culprit("call", word, detail, made.location))
             because += f", in the values that {word} makes{on_line(made.location)}"
-        renamed = sources.alias_above(line) if line is not None else None
-        if renamed is not None:
-            detail = "gives them another name, unmasked"
-            culprits.append(Culprit("tensor", sources.assigned_name(renamed), detail, renamed))
+        culprits += _renamed(line)
     observed = (
         f"{share:.0%} of the ignored positions of {path} receive a gradient, up to {largest:.3g}"
     )

@@ -139,17 +139,7 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             else "draw with torch (torch.randint, torch.rand) on this line",
         )
     if (shared := _global_generator(subject)) is not None:
-        return suspicious(
-            "numpy-random" if shared == "numpy" else "python-random",
-            f"the training forward draws from {shared}'s global generator, which torch.manual_seed does not seed",
-            culprits=[Culprit("call", f"{shared}.random" if shared == "numpy" else shared)],
-            location=forward_line(subject),
-            observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
-            "same torch seed",
-            cause=f"code outside your files draws from {shared}, which has its own global state",
-            because=f"the state of {shared}'s global generator differs before and after one forward",
-            fix=f"seed {shared} too if runs must be repeatable",
-        )
+        return _draws_elsewhere(subject, moved, shared)
     observed = (
         f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the same seed"
     )
@@ -177,6 +167,21 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         cause=cause,
         because=because,
         fix=fix,
+    )
+
+
+def _draws_elsewhere(subject: Subject, moved: list[str], shared: str) -> Finding:
+    """Explain draws from a global generator that is not torch's, in code outside of the user's files."""
+    return suspicious(
+        "numpy-random" if shared == "numpy" else "python-random",
+        f"the training forward draws from {shared}'s global generator, which torch.manual_seed does not seed",
+        culprits=[Culprit("call", f"{shared}.random" if shared == "numpy" else shared)],
+        location=forward_line(subject),
+        observed=f"{names_text(moved)} {have(moved, 'differs')} between two forwards with the "
+        "same torch seed",
+        cause=f"code outside your files draws from {shared}, which has its own global state",
+        because=f"the state of {shared}'s global generator differs before and after one forward",
+        fix=f"seed {shared} too if runs must be repeatable",
     )
 
 

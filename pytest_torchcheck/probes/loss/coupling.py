@@ -1,4 +1,4 @@
-"""Two terms of a loss that meet: a target that weighs the term of labels, and a fitted output that such a term reads."""
+"""Two terms of a loss that meet: a target that weighs the term of labels, a fitted output that such a term reads."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _away(loss: LossOfOutput, path: str, wanted: Tensor) -> float | None:
 
 
 def _weighs(loss: LossOfOutput, path: str, wanted: Tensor, labels: Tensor) -> bool:
-    """Say whether an output is a factor of what the loss computes of labels: other ones add the same to its slope anywhere."""
+    """Say whether an output is a factor of a term of labels: other labels add the same to its slope anywhere."""
     other = loss.with_targets(labels, labels.roll(1, 0))
     gaps = []
     for far in (0.0, _FAR, -_FAR):
