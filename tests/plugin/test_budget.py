@@ -36,7 +36,7 @@ def test_the_slowest_checks_are_listed_in_seconds_and_steps(pytester: pytest.Pyt
 def test_a_budget_skips_with_its_reason(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(CONTRACT)
     pytester.makeconftest(
-        "from pytest_torchcheck import spending\nspending.plain_step_seconds = lambda subject: 1e-9\n"
+        "from pytest_torchcheck.runner import selection\nselection.plain_step_seconds = lambda subject: 1e-9\n"
     )
     arguments = ("--torchcheck-checks=backward,seeding", "--torchcheck-budget=2", "-rs")
     result = forked.pytest_run(pytester, "--torchcheck", *arguments)

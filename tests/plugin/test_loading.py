@@ -44,7 +44,7 @@ print([name for name in names if name in sys.modules], parts)
 def test_an_empty_folder_pays_for_the_table_of_settings_alone(tmp_path: Path) -> None:
     assert (
         python(RUN, *OWN, "--co", "-q", cwd=tmp_path)
-        == "[] ['marker_help', 'options', 'parsing', 'parts', 'settings']"
+        == "[] ['marker_help', 'options', 'parts', 'settings']"
     )
 
 
@@ -52,7 +52,7 @@ def test_ordinary_tests_pay_for_markers_and_fixtures_alone(tmp_path: Path) -> No
     (tmp_path / "test_it.py").write_text("def test(): pass\n")
     assert (
         python(RUN, *OWN, "-q", cwd=tmp_path)
-        == "[] ['declared', 'fixtures', 'marker_help', 'markers', 'options', 'parsing', 'parts', 'settings']"
+        == "[] ['declared', 'fixtures', 'marker_help', 'markers', 'options', 'parts', 'settings']"
     )
 
 

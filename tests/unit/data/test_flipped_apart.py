@@ -141,7 +141,8 @@ def test_maps_that_are_turned_apart(cls, text, name, how):
     assert found.status == "violated"
     assert found.location.line == line(cls, text)
     assert how in found.summary
-    assert [culprit.name for culprit in found.culprits[1:]] == [name] * bool(name)
+    drawn = [culprit.name for culprit in found.culprits[1:] if culprit.detail != "calls it"]
+    assert drawn == [name] * bool(name)
 
 
 def test_it_is_found_without_a_promise_too():
