@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from ..specs.sizes import SizeRange
     from ..specs.tensors import TensorSpec
     from .batch import Batch
+
+
+_NUMBER: Final = re.compile(r"\[\d+\]")
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
@@ -111,11 +115,12 @@ def plan_axes(
             (),
         )
         patterns.append((first, tuple(_plain(first, batch_axis))))
+    alone = _alone(found, batch_axis, sizes)
     for path, leaf in found.items():
         if path in plans or not isinstance(leaf, (Tensor, PackedSequence)):
             continue
         shape = shape_of(leaf)
-        if shape is None or not is_dense(leaf):
+        if shape is None or not is_dense(leaf) or path in alone:
             plans[path] = Plan(tuple(None for _ in shape or ()), sure=False, follows_batch=False)
             continue
         fits = (
@@ -128,6 +133,26 @@ def plan_axes(
             plan = _beside(shape, patterns, batch_axis)
         plans[path] = plan
     return plans
+
+
+def _alone(
+    found: Mapping[str, Any], batch_axis: tuple[Expr, int] | None, sizes: Mapping[str, int]
+) -> set[str]:
+    """Return the paths of tensors that belong to one sample each: in a list with an entry for each, not all as long as it.
+
+    A pair of targets is no such list, however large the batch is.
+    """
+    size = 0 if batch_axis is None else sizes.get(batch_axis[0].name, 0)
+    groups: dict[str, set[str]] = {}
+    other: set[str] = set()
+    for path, leaf in found.items() if batch_axis is not None and size > 1 else ():
+        key = _NUMBER.sub("[]", path)
+        groups.setdefault(key, set()).add(path)
+        shape = shape_of(leaf) or ()
+        if batch_axis is not None and shape[batch_axis[1] :][:1] != (size,):
+            other.add(key)
+    samples = (key for key in other if len(groups[key]) == size and (size > 2 or key[-2:] != "[]"))
+    return {path for key in samples for path in groups[key]}
 
 
 def _plain(shape: tuple[int, ...], batch_axis: tuple[Expr, int]) -> list[Expr | None]:

@@ -178,9 +178,8 @@ def counted(
             culprits.append(Culprit("call", word, detail, made.location))
             because += f", in the values that {word} makes{on_line(made.location)}"
         culprits += _renamed(line)
-    observed = (
-        f"{share:.0%} of the ignored positions of {path} receive a gradient, up to {largest:.3g}"
-    )
+    observed = f"{share:.0%} of the ignored positions of {path} receive a gradient"
+    observed += f", up to {largest:.3g}"
     if apart:
         return suspicious(
             "ignored-counted",

@@ -107,23 +107,23 @@ def waiting(subject: Subject, names: Collection[str]) -> set[str]:
 
 
 def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
-    """Return which parameters the user's step leaves frozen at first, and trains within some more steps.
+    """Return which parameters the user's step leaves frozen, or as they are, at first, and trains in some more steps.
 
-    Cost: nothing without a step of the user's; 1 FBS, up to 24 where that leaves one of them frozen.
+    Cost: nothing without a step of the user's; 8 FBS, up to 24 where one of them is left frozen.
     """
     thawed: set[str] = set()
     if subject.contract.train_step is None:
         return thawed
     with subject.pristine(steps=True, train=True, seeded=True) as model:
         held = {n: p for n, p in model.named_parameters() if n in names}
-        frozen: set[str] = set()
         try:
             made = subject.make_optimizer(model)
-            for _ in range(_STAGES):
+            before = {n: p.detach().clone() for n, p in held.items()}
+            for number in range(_STAGES):
                 subject.train_step(model, made, subject.batch().clone())
-                frozen |= {n for n, p in held.items() if not p.requires_grad}
-                thawed |= {n for n in frozen if held[n].requires_grad and held[n].grad is not None}
-                if thawed == frozen:
+                thawed |= {n for n, p in held.items() if not trees.same(p.detach(), before[n])}
+                waits = number < _HELD or not all(p.requires_grad for p in held.values())
+                if len(thawed) == len(held) or not waits:
                     break
         except SubjectError:
             pass  # the check that met the error reports it
@@ -131,6 +131,7 @@ def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
 
 
 _STAGES = 24  # steps of stages that thaw one part after the other
+_HELD = 7  # further steps in which what is held back by its gradient alone may begin
 _LEAST = 4  # samples: two of them on each side
 _LINE = 1e-4  # of the gradient: what is left of it beside the line
 _NOISE = 0.3  # of an input's spread

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.subject import Subject
 
 
 class Tower(nn.Module):
@@ -68,3 +69,45 @@ def test_state_that_a_method_resets_is_its_callers_matter(model, status):
     (found,) = Contract(model=model(), inputs="B 4").check(["eval-purity"]).findings
     assert (found.code, found.status) == ("eval-not-repeatable", status)
     assert ("(begin)" in found.cause) == (status == "suspicious")
+
+
+def of_each(output, targets):
+    """Sums over the points of each sample, of which there are as many as its own list says."""
+    total = 0.0
+    for scores, target in zip(output, targets, strict=True):
+        total = total + (scores.sum() - target["marks"].float().sum()) ** 2
+    return total / len(output)
+
+
+def test_entries_of_a_list_of_samples_are_no_batches_though_one_is_as_long():
+    targets = [{"marks": torch.arange(n) % 3} for n in (2, 5, 1, 4)]
+    made = Contract(model=nn.Linear(3, 2), batch=(torch.randn(4, 3), targets), loss=of_each)
+    assert Subject(made).source.axes("B") == {"x": 0}
+    pair = torch.zeros(4), torch.zeros(7)
+    made = Contract(model=nn.Linear(3, 2), batch=(torch.randn(4, 3), pair), loss=of_each)
+    assert Subject(made).source.axes("B") == {"x": 0, "y[0]": 0}
+
+
+def test_a_gradient_that_the_step_holds_back_in_its_first_steps_is_waiting():
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(*inputs), targets)
+        loss.backward()
+        if model.done < 4:
+            model.high.weight.grad = None
+        optimizer.step()
+        model.done += 1
+        return loss.detach()
+
+    torch.manual_seed(0)
+    (found,) = (
+        Contract(
+            model=Tower(),
+            batch=(torch.randn(6, 4), torch.arange(6) % 3),
+            train_step=step,
+            optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        )
+        .check(["weights-update"])
+        .findings
+    )
+    assert found.status == "passed"
