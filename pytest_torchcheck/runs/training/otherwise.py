@@ -121,7 +121,9 @@ def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
             before = {n: p.detach().clone() for n, p in held.items()}
             for number in range(_STAGES):
                 subject.train_step(model, made, subject.batch().clone())
-                thawed |= {n for n, p in held.items() if not trees.same(p.detach(), before[n])}
+                now = dict(model.named_parameters())  # one that is replaced is not trained
+                moved = (n for n, p in held.items() if not trees.same(p.detach(), before[n]))
+                thawed |= {n for n in moved if now.get(n) is held[n]}
                 waits = number < _HELD or not all(p.requires_grad for p in held.values())
                 if len(thawed) == len(held) or not waits:
                     break
