@@ -131,7 +131,7 @@ def switched_on(subject: Subject, name: str) -> Location | None:
 def switched_off(subject: Subject, name: str) -> list[Location]:
     """Return the lines that may switch a parameter's gradient off, the likeliest first.
 
-    A function that switches off whatever it is given stands behind its call with a part that the name names.
+    Where a function freezes whatever it is given, the call that gives it this part comes before its own line.
     The line that was seen to do it is the only one. Else a line of a class that owns the parameter comes
     first; then those of the user's files that hold the model's classes and the contract's functions,
     first of all those with a text that stands in the name, and none that leaves it on by what it

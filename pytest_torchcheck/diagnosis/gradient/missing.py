@@ -147,8 +147,8 @@ def _not_read(
     got = unused.received(subject, op, location) if op is not None and not (more or used) else None
     if got is not None and got.location is not None:
         culprits.append(got)
-        at = f"line {got.location.line}"
-        return f"; {got.name} {got.detail}", f"let an operation read it behind {at}", got.location
+        fix = f"use it in an operation from line {got.location.line} on"
+        return f"; {got.name} {got.detail}", fix, got.location
     if more or (entry := unused.entry_read(subject, location)) is None:
         return more, mend, location
     holder, line = entry

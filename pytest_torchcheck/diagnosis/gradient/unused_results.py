@@ -95,7 +95,7 @@ def received(subject: Subject, op: Op, place: Location) -> Culprit | None:
     reading = next((n for n in ran if _names(code.co_filename, n, name)), None)
     path = paths.get(id(owner), type(owner).__name__)
     at = sources.of_line(code.co_filename, reading or code.co_firstlineno, code.co_qualname)
-    detail = f"is given it as {name}, and no operation there reads it"
+    detail = f"receives it as {name}, and no operation there reads it"
     return Culprit("module", f"{path} ({type(owner).__name__})", detail, at)
 
 

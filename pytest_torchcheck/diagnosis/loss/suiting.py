@@ -37,7 +37,7 @@ def pulled_off(subject: Subject, found: PulledOff) -> Finding:
     where = on_line(place)
     return violated(
         "fit-pulled-off",
-        f"{found.path} is fitted to {found.target}, and the term of {found.labels} pulls it off",
+        f"{found.path} is fitted to {found.target}, and a term with {found.labels} pulls it away",
         culprits=[
             Culprit("output", found.path, "is read with its gradient", place),
             *(
@@ -47,8 +47,7 @@ def pulled_off(subject: Subject, found: PulledOff) -> Finding:
         ],
         location=place,
         observed=f"the loss is lowest {found.by:.2g} standard deviations of {found.target} away from {found.target}",
-        cause=f"a term that reads {found.labels} reads {found.path} with its gradient{where}, as a weight that the "
-        "loss may change",
+        cause=f"the term with {found.labels} uses {found.path} with its gradient{where}, as a weight that training can change",
         because=f"where {found.path} equals {found.target} the fit has no slope; what is left is the same on both "
         f"sides, and another for other {found.labels}",
         fix=f"detach {found.path} where the weight is computed{where}",
@@ -73,10 +72,8 @@ def spread_mistaken(subject: Subject, found: Spread) -> Finding:
             ),
         ],
         location=place,
-        observed=f"the loss, by the factor of the noise that is computed from {found.path}, has the slope of a "
-        f"normal distribution whose variance is the factor"
-        + ("" if found.power == 1 else " to the fourth power")
-        + ", not its square",
+        observed=f"with respect to the scale of the noise, which is computed from {found.path}, the loss has the slope "
+        f"that belongs to a variance of scale{'' if found.power == 1 else '**4'}, not of scale**2",
         cause="the draw uses the variance as its deviation"
         if found.power == 1
         else "the loss takes a log variance for the logarithm of a deviation",

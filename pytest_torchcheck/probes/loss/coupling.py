@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 _FEWEST: Final = 4
 _MANY: Final = 10
 _STEP: Final = 0.1  # standard deviations of the target, to both sides
-_EVEN: Final = (
-    0.02  # of the difference of the slopes on both sides: a square and a linear term make it 0
-)
+_EVEN: Final = 0.02
+"""Of the difference of the slopes on both sides: a square and a linear term make it 0."""
 _OFF: Final = 0.01  # standard deviations of the target
 _FAR: Final = 3.0  # standard deviations of the target, to both sides
 _FOLLOWS: Final = 1e-3
@@ -87,7 +86,10 @@ def pulled_off(loss: LossOfOutput) -> PulledOff | None:
     Cost: three calls of the loss for each pair of an output and a real target of its size, beside whole labels.
     """
     targets = loss.targets()
-    labels = {n: t for n, t in targets.items() if not t.is_floating_point() and not t.is_complex()}
+    whole = (
+        one for one in targets.items() if not (one[1].is_floating_point() or one[1].is_complex())
+    )
+    labels = {name: target for name, target in whole if target.dim()}
     try:
         for path, target in _pairs(loss) if labels else ():
             wanted = targets[target].detach().reshape(loss.outputs[path].shape)

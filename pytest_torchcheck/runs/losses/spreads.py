@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from ...objects import trees
+from ...objects.weak import ByTensor
 from ...probes.loss.slopes import LossOfOutput
 from ...probes.recorded.watch import Watch, name_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ..training.observation import observe
+from .consumption import evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +56,8 @@ class _Scaled(Watch):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(model)
         self.found: list[tuple[Tensor, Op | None, Op]] = []
-        self._noise: dict[int, Tensor] = {}
-        self._made: dict[int, tuple[Tensor, Op]] = {}
+        self._noise: ByTensor[bool] = ByTensor()
+        self._made: ByTensor[Op] = ByTensor()
 
     def after(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
@@ -65,15 +67,14 @@ class _Scaled(Watch):
             return
         bare = getattr(func, "__name__", "")
         if bare in _NORMAL and not result.requires_grad:
-            self._noise[id(result)] = result
+            self._noise[result] = True
         elif bare in _PRODUCTS and len(args) > 1:
             for noise, scale in (args[:2], args[1::-1]):
-                drawn = self._noise.get(id(noise)) is noise
+                drawn = self._noise.get(noise)
                 if drawn and isinstance(scale, Tensor) and scale.requires_grad:
-                    _, made = self._made.get(id(scale), (None, None))
-                    self.found.append((scale, made, self.op(name_of(func))))
+                    self.found.append((scale, self._made.get(scale), self.op(name_of(func))))
         if result.requires_grad:
-            self._made[id(result)] = (result, self.op(name_of(func)))
+            self._made[result] = self.op(name_of(func))
 
 
 def spread_mistaken(subject: Subject) -> Spread | None:
@@ -90,23 +91,22 @@ def spread_mistaken(subject: Subject) -> Spread | None:
     try:
         if not callable(loss) or not observe(subject).signals.drawn & _NORMAL:
             return None
+        if len(evidence(subject).outputs) < 2:
+            return None
         batch = subject.batch().clone()
         with subject.pristine(train=True) as model, torch.enable_grad():
             seed_everything(subject.seed)
             with _Scaled(model) as watch:
                 output = subject.call(model, batch)
-            if not watch.found:
-                return None
-            slopes = LossOfOutput(subject, output, batch).slopes()
-    except SubjectError:
-        return None  # others explain what raises
-    outputs = {} if slopes is None else trees.floats(output)
-    for path, given in outputs.items():
-        for scale, made, drawn in watch.found:
-            if slopes is None or path not in slopes.by_output or given.shape != scale.shape:
-                continue
-            if power := _mistaken(given, scale, slopes.by_output[path]):
-                return Spread(path=path, power=power, made=made, drawn=drawn)
+            slopes = LossOfOutput(subject, output, batch).slopes() if watch.found else None
+            known = {} if slopes is None else slopes.by_output
+            for path, given in trees.floats(output).items():
+                for scale, made, drawn in watch.found if path in known else ():
+                    alike = given.shape == scale.shape
+                    if alike and (power := _mistaken(given, scale, known[path])):
+                        return Spread(path=path, power=power, made=made, drawn=drawn)
+    except (SubjectError, RuntimeError):
+        pass  # others explain what raises; a value may be overwritten in place
     return None
 
 

@@ -107,6 +107,16 @@ def test_a_log_likelihood_that_a_target_weighs_has_the_sign_of_the_target(sign, 
         assert found.status == "violated"  # its absolute values weigh one way only
 
 
+def test_a_target_that_is_one_number_is_no_label_to_exchange():
+    def loss(output, target):
+        count, *others = target
+        return baseline_with_gradient(output, others) / count
+
+    batch = torch.randn(9, 5), (torch.tensor(3), torch.arange(9) % 3, torch.randn(9) + 0.5)
+    (found,) = Contract(model=TwoHeads(), loss=loss, batch=batch).check(["loss-sign"]).causes
+    assert found.code == "fit-pulled-off"
+
+
 def test_a_wrong_sign_beside_a_fit_of_another_output_is_a_violation():
     def loss(output, target):
         (scores, value), (labels, depth) = output, target

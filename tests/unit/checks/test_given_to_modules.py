@@ -52,7 +52,7 @@ def test_the_line_of_the_module_that_loses_what_it_is_given():
     (found,) = report.causes
     assert found.code == "grad-none"
     assert "# SWAPPED" in found.location.text
-    assert "stack.readers.1 (Reader) is given it as notes" in found.cause
+    assert "stack.readers.1 (Reader) receives it as notes" in found.cause
 
 
 def test_what_reads_its_notes_is_sound():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.runs.copying import copies_itself
 
 X = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([0, 1, 2, 0])
@@ -118,3 +119,14 @@ def test_a_cache_on_a_method_holds_the_module():
 
 def test_a_cache_of_numbers_and_a_cycle_hold_nothing():
     assert not told(Sharing)
+
+
+@pytest.mark.parametrize("package", [__name__, "hypothesis"])
+def test_a_library_that_says_how_its_layers_are_copied_is_not_asked_for_it(package):
+    class Layer(nn.Linear):
+        __module__ = package
+
+        def __getstate__(self):
+            return self.__dict__.copy()
+
+    assert copies_itself(nn.Sequential(Layer(2, 2))) == (package == __name__)
