@@ -221,3 +221,29 @@ def test_a_name_that_forward_does_not_have_is_told_with_the_names_there_are() ->
         "permutation-invariance"
     )
     assert [f.code for f in report.findings] == ["unknown-name"]
+
+
+class Late(nn.Module):
+    """Registers its scale in its first forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+
+    def forward(self, x):
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(3))
+        return self.body(x) * self.scale
+
+
+@pytest.mark.parametrize(("name", "known"), [("scale", True), ("scala", False)])
+def test_a_promise_of_a_parameter_that_a_forward_registers_names_something(name, known):
+    made = Contract(
+        model=lambda: Late(),
+        inputs="B 3",
+        targets="B 3",
+        loss=nn.functional.mse_loss,
+        promises=(promises.Trainable(name),),
+    )
+    codes = {f.code for f in made.check(["backward", "optimizer-coverage"]).findings}
+    assert ("unknown-name" in codes) == (not known), codes
