@@ -10,6 +10,7 @@ from torch import nn
 from ..codes import behaviour as explain
 from ..runs.facts import copied, forward_facts
 from ..runs.training.observation import digests
+from ..runs.variants.linear import folded_otherwise
 from ..runs.variants.settling import (
     alike_in_few,
     apart_with,
@@ -42,7 +43,8 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
     """Call the model in training mode, dropout and torch's norms as in evaluation, and let statistics settle.
 
     A forward gives the same with a graph and without one; the first training step has shown the former.
-    Running statistics of torch's norms that hold little but the last batch are suspicious.
+    Running statistics of torch's norms that hold little but the last batch are suspicious. So are modes that
+    compute something else, unless the part that does is linear in its input in both, by the same parameters.
     """
     if kept := _forgetful(subject):
         yield explain.forgotten(subject, kept)
@@ -80,7 +82,12 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
         return
     distance = gap(seen.quiet, plain)
     if _ROUNDING < distance < float("inf"):
-        yield explain.modes_differ(subject, distance)
+        part = folded_otherwise(subject)
+        yield (
+            explain.modes_differ(subject, distance)
+            if part is None
+            else explain.folded(subject, part)
+        )
         return
     yield _elsewhere(subject, len(plain), kinds)
 

@@ -85,6 +85,7 @@ differs_by_graph = One(
 )
 flips_mode = One("diagnosis.outputs.switches:flips_mode", "mode-flipped", doubtful=True)
 modes_differ = One("diagnosis.outputs.modes:modes", "modes-differ", doubtful=True)
+folded = One("diagnosis.outputs.switches:folded", "modes-differ")
 part_with_statistics = One("diagnosis.outputs.modes:part_with_statistics", "modes-differ")
 statistics_biased = One("diagnosis.outputs.modes:differ", "statistics-biased")
 

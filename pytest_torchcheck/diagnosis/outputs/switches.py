@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from ... import sources
 from ...explanation import counted, on_line
 from ...findings import Culprit
+from ...probes.stand_ins import read_with
 from ...record.tracing import find_line, line_of
+from ...runs.variants.settling import Quiet
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ...findings import Finding, Location
+    from ...runs.variants.linear import Folded
     from ...subject import Subject
 
 _LARGE = 0.01
@@ -180,3 +185,32 @@ def _mode_setter(
         return chosen, sibling, [at for at in deciding(chosen) if at.line in ran]
     setting = [place for place in lines if re.search(r"training|\b(train|eval)\(", place.text)]
     return next(iter(setting or lines), sources.of_object(type(owner).train)), "", []
+
+
+def folded(subject: Subject, part: Folded) -> Finding:
+    """Explain a part that is linear in both modes, and is another map in evaluation."""
+    asked, culprits = set(part.parameters), []
+    for train in (True, False):
+        batch, mode = subject.batch().clone(), "training" if train else "evaluation"
+        with subject.pristine(train=train, seeded=True) as model, torch.no_grad(), Quiet():
+            run = functools.partial(subject.call, model, batch)
+            lines = read_with(run, model, [], {}, asked)
+        culprits += [
+            Culprit("parameter", name, f"is read in {mode}", line)
+            for name, line in lines.items()
+            if line is not None
+        ]
+    cls = type(subject.model.get_submodule(part.name))
+    place = culprits[-1].location if culprits else sources.of_object(cls.forward)
+    return violated(
+        "modes-differ",
+        f"{part.name} is one linear map in train mode and another in eval mode",
+        culprits=[*culprits, Culprit("module", part.name, "differs between the modes", place)],
+        location=place,
+        observed=f"for one input its outputs differ by {part.distance:.3g} (relative)",
+        cause=f"{names_text(list(part.parameters))} {have(list(part.parameters), 'enters')} the result with another "
+        "factor, or in another place, in one of the modes",
+        because="both modes are linear in the input, draw nothing, and read the same trainable parameters",
+        fix="let the branch for eval mode compute the product that training computes",
+        evidence={"parameters": list(part.parameters)},
+    )

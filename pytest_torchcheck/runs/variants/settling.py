@@ -54,10 +54,11 @@ class Settled:
 def asking_for_mode(model: nn.Module) -> list[str]:
     """Return the classes of a model, other than torch's, whose methods read ``training``."""
     kinds = {type(m) for m in model.modules() if not _is_torchs(m)}
-    return sorted(kind.__name__ for kind in kinds if _reads_mode(kind))
+    return sorted(kind.__name__ for kind in kinds if asks_for_mode(kind))
 
 
-def _reads_mode(kind: type) -> bool:
+def asks_for_mode(kind: type) -> bool:
+    """Say whether a method of a class, torch's own aside, reads ``training``."""
     return any(
         "training" in names_in(value)
         for cls in kind.__mro__
