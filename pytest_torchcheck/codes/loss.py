@@ -14,6 +14,7 @@ changed_arguments = One(
 crossed_axes = One("diagnosis.loss.wrong_input:crossed_axes", "distribution-axes")
 dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
 lost_loss = One("diagnosis.loss.idle_terms:lost_loss", "result-unread")
+flat_term = One("diagnosis.loss.idle_terms:flat_term", "term-flat")
 idle_term = One("diagnosis.loss.idle_terms:idle_term", "term-idle")
 partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
 disconnected = One("diagnosis.loss.idle_terms:disconnected", "loss-disconnected")
@@ -131,6 +132,12 @@ ENTAILS = (
         "*/no-graph */loss-not-tensor",
         "raises",
         "backward fails on a loss without a graph",
+    ),
+    rule(
+        "loss-sound/result-unread",
+        "in-batch-pairs/self-counted target-ownership/targets-ignored",
+        "model",
+        "what the loss computes and drops does not reach it",
     ),
     rule(
         "loss-sound/loss-not-scalar", "*/loss-not-scalar", "raises", "backward needs a scalar loss"

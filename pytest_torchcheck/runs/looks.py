@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..probes.gradient.provenance import find_cut, find_zero_gradients
+from ..probes.loss.arguments import targets_of
 from ..probes.recorded.watch import Watch, name_of, tensors_in
 from ..state import isolated, seed_everything
 from ..subject.errors import SubjectError
@@ -80,6 +81,36 @@ def _live_in_another_instance(subject: Subject, dead: set[str]) -> set[str]:
     return found
 
 
+def _live_without_holes(subject: Subject, names: set[str]) -> set[str]:
+    """Name the parameters that get a gradient once NaN in the targets, which marks what was not measured, is filled.
+
+    The values are other ones of the same target, in order.
+    """
+    batch = subject.batch()
+    holed = {
+        p: t for p, t in targets_of(batch).items() if t.is_floating_point() and t.isnan().any()
+    }
+    if not names or not holed:
+        return set()
+
+    def filled(path: str, leaf: Any) -> Any:
+        target = holed.get(path)
+        known = None if target is None else target[~target.isnan()]
+        if target is None or known is None or not known.numel():
+            return leaf
+        others = known.repeat(-(-target.numel() // known.numel()))[: target.numel()]
+        return torch.where(target.isnan(), others.view(target.shape), target)
+
+    with subject.pristine(train=True, seeded=True) as model, torch.enable_grad():
+        clear_gradients(model)
+        given = batch.map(filled).clone()
+        loss = subject.compute_loss(subject.call(model, given), given)
+        with subject.phase("backward", given):
+            loss.backward()
+        stats = gradient_stats(model)
+    return {name for name in names if name in stats and stats[name].kind == "live"}
+
+
 def _chosen_otherwise(subject: Subject, names: set[str]) -> tuple[set[str], bool]:
     """Name the parameters of experts and branches that these data, or these arguments, did not choose.
 
@@ -107,6 +138,7 @@ def unreached(subject: Subject, names: set[str]) -> set[str]:
         elsewhere, decides = _chosen_otherwise(subject, new)
         elsewhere |= _live_in_another_instance(subject, new - elsewhere)
         stats = subject.gradients().stats
+        elsewhere |= _live_without_holes(subject, new - elsewhere)
         left = {name for name in new if decides or stats[name].kind != "none"}
         elsewhere |= routed(subject, left - elsewhere)
         known.update({name: name in elsewhere for name in new})

@@ -8,7 +8,8 @@ import torch
 
 from ...codes import loss as explain
 from ...objects import trees
-from ...runs.losses.consumption import PAIRED, evidence, loss_calls
+from ...runs.losses.consumption import evidence, loss_calls
+from ...runs.losses.shapes import PAIRED
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed

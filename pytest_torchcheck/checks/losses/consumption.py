@@ -9,14 +9,18 @@ import torch
 
 from ...codes import loss as explain
 from ...codes import updates
+from ...codes.state import unread_result
 from ...codes.undecided import BLOCKED
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf
 from ...probes.loss.directions import shuffled, turned
 from ...probes.loss.slopes import Stretched, lost_entries
-from ...runs.losses.consumption import PAIRED, Consumed, LossEvidence, evidence, mutual
+from ...runs.liveness.unread import lost_in_loss
+from ...runs.losses.consumption import Consumed, LossEvidence, evidence
+from ...runs.losses.flat import flat_term
 from ...runs.losses.in_steps import lost_loss, penalised_in_parts, step_evidence
 from ...runs.losses.noise import unseen_noise
+from ...runs.losses.shapes import PAIRED, mutual
 from ...runs.losses.step_reads import step_reads
 from ...runs.training.enduring import blind_direction
 from ...specs import Labels
@@ -39,7 +43,11 @@ _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_
 
 
 def loss_sound(subject: Subject) -> Iterator[Finding]:
-    """Look at the loss tensor itself, and for entries of an output that it leaves out behind a NaN."""
+    """Look at the loss tensor itself, and for entries of an output that it leaves out behind a NaN.
+
+    A term of it whose gradient cancels out must not be the same number at other weights, and no result that
+    the loss computes may be dropped.
+    """
     trains = any(p.requires_grad for p in subject.model.parameters())
     seen = evidence(subject)
     if seen.shape != () and seen.shape != (1,):
@@ -52,6 +60,10 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
         yield explain.dead_term(subject, seen.dead[0])
     elif seen.focal:
         yield explain.focal_mean(seen.focal[0])
+    elif trains and (flat := flat_term(subject)) is not None:
+        yield explain.flat_term(flat)
+    elif seen.loses and (dropped := lost_in_loss(subject)):
+        yield unread_result(subject, dropped[0], loss=True)
     elif seen.undefined and (lost := _lost_entries(subject)) is not None:
         yield explain.hidden_nan(seen.undefined[0], lost)
     else:
@@ -104,7 +116,7 @@ def _stretches(subject: Subject, seen: LossEvidence, known: set[str]) -> Iterato
     for pair in pairs:
         several = math.prod(pair.target) > 1 and math.prod(pair.output) > 1
         if not mutual(pair) and pair.op.name.startswith("F.") and several:
-            yield explain.stretched(subject, pair, seen)
+            yield explain.stretched(subject, pair, seen, several=pair.several)
 
 
 def _shapes(pair: Broadcast) -> str:

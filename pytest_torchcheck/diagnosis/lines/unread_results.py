@@ -11,7 +11,7 @@ from ... import sources
 from ...findings import Culprit
 from ...record.tracing import find_line
 from ...runs.again import forward_and_loss
-from ...runs.liveness.unread import takings
+from ...runs.liveness.taking import takings
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from .passed_on import passed_by
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ...findings import Finding, Location
     from ...probes.numbers.views import IdleChoice
     from ...runs.liveness.idle_rows import IdleRows
-    from ...runs.liveness.replaced import Replaced
-    from ...runs.liveness.unread import OnlyLast, Taking, Unread
+    from ...runs.liveness.taking import Taking
+    from ...runs.liveness.unread import OnlyLast, Unread
     from ...subject import Subject
 
 
@@ -36,8 +36,8 @@ _FIXES = {
 }
 
 
-def result(subject: Subject, lost: Unread) -> Finding:
-    """Explain a result that its function loses."""
+def result(subject: Subject, lost: Unread, *, loss: bool = False) -> Finding:
+    """Explain a result that its function loses, in the forward or in the loss."""
     short = lost.text if len(lost.text) <= 60 else f"{lost.text[:57]}..."
     again = lost.again.line if lost.again is not None else 0
     slip = "" if lost.again is None else f"; line {again} reads its sibling once more"
@@ -70,7 +70,9 @@ def result(subject: Subject, lost: Unread) -> Finding:
         location=lost.again if lost.kind == "bound" and lost.again else place,
         observed=f"line {place.line} computes {short}",
         cause=cause,
-        because=f"no operation of a forward was given the result of {lost.op}, in train mode or in eval mode",
+        because=f"no operation of the loss was given the result of {lost.op}"
+        if loss
+        else f"no operation of a forward was given the result of {lost.op}, in train mode or in eval mode",
         fix=_FIXES[lost.kind].format(text=short, name=lost.name, again=again, line=place.line),
     )
 
@@ -91,26 +93,6 @@ def only_last(subject: Subject, found: OnlyLast) -> Finding:
         because=f"other values at all positions but the last leave every output bit-equal, in both modes; another "
         f"value at the last one does not (in two samples of {found.size} positions)",
         fix=f"give line {line} what the turn before it computed, or collect the results and use them all",
-    )
-
-
-def replaced_sum(_subject: Subject, found: Replaced) -> Finding:
-    """Explain a sum of which a loop leaves the last term."""
-    line, begun = found.location.line, found.begun.line
-    return violated(
-        "result-unread",
-        f"of the {found.turns} values that {found.name} takes in a loop only the last one counts",
-        culprits=[
-            Culprit("tensor", found.name, "is bound anew in each turn", found.location),
-            Culprit("tensor", found.name, "begins at zero, which nothing reads", found.begun),
-            Culprit("call", found.term.text, "its earlier results are not read", found.term),
-        ],
-        location=found.location,
-        observed=f"line {found.term.line} computes {found.turns} values in one forward; no operation uses the first "
-        f"{found.turns - 1}",
-        cause=f"{found.name} begins at zero on line {begun}, and line {line} replaces it in place of adding to it",
-        because=f"the loop never reads {found.name}, which is read behind it",
-        fix=f"add to it on line {line}: {found.name} = {found.name} + ...",
     )
 
 

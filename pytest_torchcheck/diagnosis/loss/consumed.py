@@ -190,19 +190,33 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
     )
 
 
-def stretched(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Finding:
-    """Warn of an output or a target that is stretched to the other's shape."""
+def stretched(
+    subject: Subject, seen: Broadcast, evidence: LossEvidence, *, several: bool
+) -> Finding:
+    """Explain an output or a target that is stretched to the other's shape.
+
+    Args:
+        subject: Whose loss.
+        seen: The shapes.
+        evidence: What the loss was given.
+        several: Whether one output is fitted to targets that differ, which torch warns of.
+    """
     place = seen.op.location or _producer_line(evidence) or subject.contract.location
-    return suspicious(
+    outputs, targets = math.prod(seen.output), math.prod(seen.target)
+    each = targets // outputs if several else 0
+    return (violated if several else suspicious)(
         "loss-stretched",
         f"output {list(seen.output)} and target {list(seen.target)} have different shapes in {seen.op.name}",
         culprits=[culprit(subject, f"{list(seen.output)} against {list(seen.target)}", place)],
         location=place,
         observed=f"{seen.op.name} broadcasts to {list(seen.result)}",
-        cause="one side is repeated to fit the other, which may not be intended",
-        because=f"{math.prod(seen.output)} outputs are compared with {math.prod(seen.target)} "
-        "targets",
-        fix="write target.expand_as(output), or output.expand_as(target), if this is intended",
+        cause=f"each output is fitted to {each} targets at once, which differ"
+        if several
+        else "one side is repeated to fit the other, which may not be intended",
+        because=f"{outputs} outputs are compared with {targets} targets",
+        fix="make the shapes equal: reduce what makes the target over the other dimension, or give an output for each"
+        if several
+        else "write target.expand_as(output), or output.expand_as(target), if this is intended",
     )
 
 

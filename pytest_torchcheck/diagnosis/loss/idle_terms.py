@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ...findings import Location
     from ...probes.loss.terms import IdleTerm
+    from ...runs.losses.flat import FlatTerm
     from ...runs.losses.in_steps import LostLoss
     from ...subject import Subject
 
@@ -53,6 +54,26 @@ def idle_term(subject: Subject, term: IdleTerm) -> Finding:
         because=why.because,
         fix=why.fix,
         evidence={"reached": list(term.reached), "frozen": list(why.off)},
+    )
+
+
+def flat_term(found: FlatTerm) -> Finding:
+    """Explain a term that is the same number at all weights, though it is computed from the outputs."""
+    made, flattened = found.made.op, found.flattened.op
+    name = flattened.name.rpartition(".")[2]
+    return violated(
+        "term-flat",
+        f"a term of the loss is {found.value:.4g} whatever the weights are",
+        culprits=[
+            Culprit("call", name, "gives the same at all weights", flattened.location),
+            Culprit("call", made.name.rpartition(".")[2], "computes the term", made.location),
+        ],
+        location=flattened.location or made.location,
+        observed=f"at other weights the term is {found.value:.4g} again, and its gradient is 0 up to rounding",
+        cause=f"{name}{on_line(flattened.location)} takes values that follow the weights, "
+        "and gives the same at all of them",
+        because="the values before this operation differ between the two runs, and the values after it do not",
+        fix=f"reduce over another dimension{on_line(flattened.location)}, or leave the term out",
     )
 
 

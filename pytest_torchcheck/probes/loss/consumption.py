@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...objects.weak import ByTensor
 from ..gradient.surrogates import DeadTerms
+from ..recorded.unread import Reads
 from ..recorded.watch import Op, Watch, name_of
 from .axes import CrossedAxes, FocalMeans
 from .directions import Comparisons
@@ -124,13 +125,17 @@ class LossCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broadcast:
-    """An operation that stretched an output and a target, or (``other``) two outputs, against each other."""
+    """An operation that stretched an output and a target, or (``other``) two outputs, against each other.
+
+    ``several``: one of torch's losses compares each output with several values of a target, which differ.
+    """
 
     op: Op
     output: tuple[int, ...]
     target: tuple[int, ...]
     result: tuple[int, ...]
     other: str = "target"
+    several: bool = False
 
 
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "clip"})
@@ -173,6 +178,12 @@ class LossWatch(Watch):
         self._passed: ByTensor[Op] = ByTensor()
         self._taint: ByTensor[str] = ByTensor()
         self._losing = self._inside = False
+        self._reads = Reads()
+
+    @property
+    def loses(self) -> bool:
+        """Whether a result that the loss computes is gone, and nothing was given it."""
+        return bool(self._reads.unread())
 
     def inside(self, inputs: Iterable[Tensor]) -> None:
         """Say that the forward computes its own loss: its inputs may be targets, what parameters make of them outputs."""
@@ -206,6 +217,9 @@ class LossWatch(Watch):
             self.focal.see(name, bare, args, result, lambda: self.op(name))
             if self._losing and not self.scopes:
                 self.undefined.see(func, args, kwargs, result, lambda: self.op(name))
+            if self._losing and bare != "__get__":
+                self._reads.given(inputs)
+                self._reads.returned(bare, inputs, result)
             if name in LOSSES and inputs:
                 self._loss(name, args, kwargs, inputs)
                 if (logged := self._logged.get(inputs[0])) is not None:

@@ -178,16 +178,9 @@ class Terms:
         """Return the terms of a root."""
         terms: list[tuple[IdleTerm | None, frozenset[int]]] = []
         cut: list[IdleTerm] = []
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            following = [n for n, _ in node.next_functions if n is not None]
+        for node, is_sum in summands(root):
             cut += [self._joined[n] for n in (node, *_averaged(node)) if n in self._joined]
-            if following and (
-                node.name() in _JOINING or (node.name() in _SCALING and len(following) == 1)
-            ):
-                stack += following
-            else:
+            if not is_sum:
                 terms.append((self._terms.get(node), leaves_of(node)))
         return _Backward(terms, cut)
 
@@ -197,6 +190,18 @@ class Terms:
         }
         for one in self._passes:
             one.applied |= held
+
+
+def summands(root: Node) -> Iterator[tuple[Node, bool]]:
+    """Iterate over a root and what it is a sum of, through factors, with whether that is a sum itself."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        following = [n for n, _ in node.next_functions if n is not None]
+        joins = node.name() in _JOINING or (node.name() in _SCALING and len(following) == 1)
+        if following and joins:
+            stack += following
+        yield node, bool(following) and joins
 
 
 def _averaged(node: Node) -> list[Node]:

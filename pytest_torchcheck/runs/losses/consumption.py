@@ -22,6 +22,7 @@ from ...probes.loss.consumption import (
 from ...probes.recorded.watch import version_of
 from ...subject.remembered import remembered
 from .pulls import cut_outputs, goals_of, share_away
+from .shapes import PAIRED, stretched
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from ...probes.loss.undefined import Undefined
     from ...subject import Subject
 
-PAIRED = ("F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss")
-"""Losses that broadcast their two arguments with a warning; the others refuse shapes that differ."""
 
 _BINARY = ("F.binary_cross_entropy", "F.binary_cross_entropy_with_logits")
 _SUM = 1e-2
@@ -121,7 +120,7 @@ class LossEvidence:
     ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train nothing,
     ``fed`` whether a step gave the model its samples in one order, ``crossed`` the probabilities that meet
     log-probabilities of another dimension, ``undefined`` the functions that gave NaN for finite numbers,
-    ``noise`` the predictions that are compared with random ones.
+    ``noise`` the predictions that are compared with random ones, ``loses`` whether a result went unread.
     """
 
     shape: tuple[int, ...]
@@ -146,6 +145,7 @@ class LossEvidence:
     directions: tuple[Direction, ...] = ()
     idle: tuple[IdleTerm, ...] = ()
     fed: bool = False
+    loses: bool = False
 
 
 class LossSight:
@@ -224,6 +224,7 @@ class LossSight:
             undefined=tuple(self.watch.undefined.found),
             focal=tuple(self.watch.focal.found),
             noise=tuple(self.watch.noise.found),
+            loses=self.watch.loses,
             directions=self.watch.comparisons.directions(
                 float(loss.detach()) if loss.dim() == 0 else math.nan, by_input
             ),
@@ -267,25 +268,6 @@ def evidence(subject: Subject) -> LossEvidence:
         by_input = {id(t): g for t, g in zip(consumed, grads, strict=False)}
         by_path = dict(zip(outputs, grads[len(consumed) :], strict=False))
         return sight.evidence(output, loss, by_input, by_path)
-
-
-def stretched(watch: LossWatch) -> tuple[Broadcast, ...]:
-    """Return the pairs of shapes that broadcast: of outputs and targets, and of all that a paired loss is given."""
-    found = {(pair.op.location, pair.output, pair.target): pair for pair in watch.broadcasts}
-    for call in watch.calls:
-        target = call.target
-        if call.op.name not in PAIRED or target is None or target.shape == call.input.shape:
-            continue
-        shapes = tuple(call.input.shape), tuple(target.shape)
-        joint = tuple(torch.broadcast_shapes(*shapes))
-        pair = Broadcast(op=call.op, output=shapes[0], target=shapes[1], result=joint)
-        found.setdefault((call.op.location, *shapes), pair)
-    return tuple(found.values())
-
-
-def mutual(pair: Broadcast) -> bool:
-    """Say whether an output and a target of different ranks are both repeated: each sample meets the targets of all."""
-    return pair.result not in (pair.output, pair.target) and len(pair.output) != len(pair.target)
 
 
 @torch.no_grad()

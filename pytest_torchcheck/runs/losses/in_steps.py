@@ -20,7 +20,8 @@ from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ..liveness.unread import judged
 from ..training.observation import number_of
-from .consumption import LossEvidence, describe, stretched
+from .consumption import LossEvidence, describe
+from .shapes import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

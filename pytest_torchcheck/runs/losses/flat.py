@@ -1,0 +1,179 @@
+"""Terms of a loss that have a graph, and are the same number whatever the weights are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd.graph import GradientEdge
+
+from ...objects import trees
+from ...probes.loss.terms import summands
+from ...probes.recorded.operations import Step, Trace, aligned, changed, record
+from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
+from ..variants.woken import jitter
+
+if TYPE_CHECKING:
+    from ...batches import Batch
+    from ...subject import Subject
+
+_NOTHING = 1e-6
+"""Of the largest gradient of the whole loss: what rounding leaves of a gradient that cancels out."""
+_SAME = 1e-5
+"""Relative: what rounding changes in a number that depends on nothing."""
+_SAMPLES = 3
+_SUMS = ("add", "radd", "sub", "rsub")
+_SCALES = ("mul", "rmul", "div", "truediv", "neg")
+
+
+@dataclass(frozen=True, slots=True)
+class FlatTerm:
+    """A term that is one number at all weights.
+
+    Attributes:
+        value: The number.
+        made: The operation that computes it.
+        flattened: The first operation on the way to it whose operands follow the weights while its result does not.
+    """
+
+    value: float
+    made: Step
+    flattened: Step
+
+
+def flat_term(subject: Subject) -> FlatTerm | None:
+    """Return a term of the declared loss whose gradient cancels out, and which other weights do not change.
+
+    What flattens it must be a reduction: a hinge or a clamp, which keeps each element's place, may be at
+    rest. Cost: none where the loss is no sum; else 1 forward of a few samples and 1 backward for each term,
+    and 2 forwards more where one of them gives no gradient.
+    """
+    batch = subject.few(subject.batch(), _SAMPLES, aligned=True) or subject.batch()
+    try:
+        if not _cancels(subject, batch):
+            return None
+        return _unmoved(*(_recorded(subject, batch, other=other) for other in (False, True)))
+    except SubjectError:
+        return None  # too few samples for it, or no loss at other weights
+
+
+def _cancels(subject: Subject, batch: Batch) -> bool:
+    """Say whether the gradient of a term of the loss, beside others, is nothing but rounding."""
+    with subject.pristine(train=True, seeded=True) as model, torch.enable_grad():
+        clear_gradients(model)
+        given = batch.clone()
+        loss = subject.compute_loss(subject.call(model, given), given)
+        if loss.dim() or loss.grad_fn is None:
+            return False
+        terms = [node for node, is_sum in summands(loss.grad_fn) if not is_sum]
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        if len(terms) < 2 or not parameters:
+            return False
+        one = torch.ones((), dtype=loss.dtype, device=loss.device)
+        with subject.phase("backward", batch):
+            sizes = [
+                _largest(
+                    torch.autograd.grad(
+                        [GradientEdge(node, 0)],
+                        parameters,
+                        [one],
+                        retain_graph=True,
+                        allow_unused=True,
+                    )
+                )
+                for node in terms
+            ]
+    return any(size < _NOTHING * max(sizes) for size in sizes)
+
+
+def _largest(gradients: tuple[torch.Tensor | None, ...]) -> float:
+    return max((trees.scale(g) for g in gradients if g is not None), default=0.0)
+
+
+def _recorded(subject: Subject, batch: Batch, *, other: bool) -> Trace:
+    """Record a forward and its loss, at the weights as they are or at ones that are moved a little."""
+    given = batch.clone()
+    with subject.pristine(steps=True, train=True, seeded=True) as model, torch.enable_grad():
+        if other:
+            jitter(model, seed=subject.seed)
+        return record(lambda: subject.compute_loss(subject.call(model, given), given), model)
+
+
+def _unmoved(base: Trace, moved: Trace) -> FlatTerm | None:
+    """Return a term that is the same number in two runs, and what flattens it."""
+    steps = dict(_pairs(base, moved))
+    if len(steps) != len(base.steps):
+        return None
+    for place in _terms(base):
+        made, snapshot = base.makers.get(place), base.values[place]
+        if made is None or snapshot.shape or snapshot.values is None or not snapshot.values:
+            continue
+        flattened = [s for s in _behind(base, place) if _flattens(base, moved, s, steps[id(s)])]
+        stays = _moves(base, moved, made, steps[id(made)], results=True) is False
+        if stays and flattened:
+            return FlatTerm(float(snapshot.values), made, flattened[0])
+    return None
+
+
+def _pairs(base: Trace, moved: Trace) -> list[tuple[int, Step]]:
+    return [
+        (id(one), two) for one, two in aligned(base, moved) if one is not None and two is not None
+    ]
+
+
+def _flattens(base: Trace, moved: Trace, one: Step, two: Step) -> bool:
+    """Say whether a step's floating operands differ between the runs while what they are reduced to does not."""
+    sizes = [
+        max(math.prod(base.values[p].shape) for p in places) if places else 0
+        for places in (one.operands, one.results)
+    ]
+    return (
+        sizes[1] < sizes[0]
+        and _moves(base, moved, one, two, results=True) is False
+        and _moves(base, moved, one, two, results=False) is True
+    )
+
+
+def _moves(base: Trace, moved: Trace, one: Step, two: Step, *, results: bool) -> bool | None:
+    """Say whether any floating result, or operand, differs between the runs; None where there is none."""
+    places = zip(
+        one.results if results else one.operands,
+        two.results if results else two.operands,
+        strict=False,
+    )
+    found = [
+        changed(base.values[a], moved.values[b], _SAME)
+        for a, b in places
+        if base.values[a].dtype.is_floating_point
+    ]
+    if not found or any(one is None for one in found):
+        return None
+    return any(bool(torch.as_tensor(one).any()) for one in found)
+
+
+def _terms(trace: Trace) -> list[int]:
+    """Return the places of the numbers that a loss is the sum of, without their factors."""
+    found, stack = [], list(trace.outputs[:1])
+    while stack:
+        place = stack.pop()
+        made = trace.makers.get(place)
+        name = "" if made is None else made.op.name.rpartition(".")[2].strip("_")
+        if made is not None and (name in _SUMS or (name in _SCALES and len(made.operands) == 1)):
+            stack += made.operands
+        else:
+            found.append(place)
+    return found
+
+
+def _behind(trace: Trace, place: int) -> list[Step]:
+    """Return the steps that a value follows from, in the order in which they ran."""
+    seen: set[int] = set()
+    stack = [place]
+    while stack:
+        if (made := trace.makers.get(stack.pop())) is not None and id(made) not in seen:
+            seen.add(id(made))
+            stack += made.operands
+    return [step for step in trace.steps if id(step) in seen]
