@@ -210,6 +210,8 @@ def _idle_work(subject: Subject, *, lost: bool) -> Finding | None:
         return explain.replaced_sum(subject, sums)
     if not lost and (ends := only_last(subject)) is not None:
         return explain.only_last(subject, ends)
+    for turns in observe(subject).signals.overwriting[:1]:
+        return explain.overwriting(subject, turns)
     for choice in observe(subject).signals.idle_choices[:1]:
         return explain.idle_choice(subject, choice)
     if uncalled := uncalled_backwards(subject):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ...probes.gradient.recompute_divergence import (
     find_recompute_divergence,
     watch_checkpointing,
 )
+from ...probes.holding.holders import lines_run
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
@@ -26,6 +28,8 @@ from ..lines.omitted_arguments import edit, without_input
 from ..lines.overwritten import argument_overwritten
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...probes.gradient.provenance import GraphCut, ZeroGradient
     from ...subject import Subject
 
@@ -53,6 +57,8 @@ def ignored(subject: Subject, paths: list[str]) -> Finding:
     place = sources.of_object(type(subject.model).forward) if lost is None else lost.location
     names = [_by_forward(subject, path) for path in paths]
     mend, without = _left_out(subject, paths[0], names[0], lost)
+    if lost is None and without and without[0].location is not None:
+        place = without[0].location
     return violated(
         "input-ignored",
         f"{names_text(names)} {'has' if len(paths) == 1 else 'have'} no influence on the output",
@@ -99,8 +105,38 @@ def _left_out(
             detail = "reassigned before it is read"
             culprit = Culprit("input", name, detail, anew)
             return f"let line {anew.line} read {name}, or drop it from the inputs", [culprit]
+        if (twice := _read_twice(place, name, run)) is not None:
+            line = "a line" if twice.location is None else f"line {twice.location.line}"
+            return f"let {line} read {name}, or drop it from the inputs", [twice]
     mend = f"{edit(calls)}, or drop it from the inputs" if calls else ""
     return mend, [one.culprit("has no influence") for one in calls]
+
+
+def _read_twice(forward: Location, name: str, run: Callable[[], object]) -> Culprit | None:
+    """Return the line of a forward that repeats a call with another argument, where none that runs reads this one."""
+    function = sources.function_around(forward.file, forward.line)
+    if function is None:
+        return None
+    given = sources.parameters(function)
+    with lines_run() as ran:
+        run()
+    nodes = [n for n in ast.walk(function) if (forward.file, getattr(n, "lineno", 0)) in ran]
+    if name not in given or any(isinstance(n, ast.Name) and n.id == name for n in nodes):
+        return None
+    calls: dict[tuple[str, str], list[int]] = {}
+    for node in nodes:
+        argument = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 else None
+        if isinstance(argument, ast.Name) and argument.id in given:
+            calls.setdefault((ast.unparse(node), argument.id), []).append(node.lineno)  # type: ignore[attr-defined]
+    repeated = (
+        (text, other, lines) for (text, other), lines in calls.items() if len(set(lines)) > 1
+    )
+    for text, other, lines in repeated:
+        line = max(lines) if given.index(name) > given.index(other) else min(lines)
+        place = sources.of_line(forward.file, line, forward.function)
+        detail = f"is called with {other} more than once, and with {name} never"
+        return Culprit("call", text, detail, place)
+    return None
 
 
 def _lost(subject: Subject, path: str) -> GraphCut | ZeroGradient | None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...findings import Location
+    from ..recorded.overwriting import Overwriting
     from .grouped import Regrouped
     from .views import IdleChoice, Moved
 
@@ -131,6 +132,7 @@ class Signals:
         views: How many views of two dimensions or more were taken.
         moved: Those of them that move a dimension.
         idle_choices: Choices by index among copies of one entry, which a layer computed.
+        overwriting: Lines that write values with a graph over their own earlier ones, which nothing has read.
         drawn: Functions that drew random numbers, other than for a dropout of values with a gradient.
     """
 
@@ -147,6 +149,7 @@ class Signals:
     views: int = 0
     moved: list[Moved] = field(default_factory=list)
     idle_choices: list[IdleChoice] = field(default_factory=list)
+    overwriting: list[Overwriting] = field(default_factory=list)
     drawn: set[str] = field(default_factory=set)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..recorded.overwriting import Overwrites
 from ..recorded.unread import Reads
 from ..recorded.watch import (
     Watch,
@@ -113,6 +114,7 @@ class SignalWatch(Watch):
         self._reads = Reads()
         self._weights = Weights()
         self._views, self._copies, self._groups = Views(), Copies(), grouped.Groups()
+        self._overwrites = Overwrites()
 
     def __exit__(
         self,
@@ -124,6 +126,7 @@ class SignalWatch(Watch):
         self.seen.unread = self._reads.unread()
         self.seen.views, self.seen.moved = self._views.seen, self._views.found
         self.seen.idle_choices, self.seen.regrouped = self._copies.found, self._groups.found
+        self.seen.overwriting = self._overwrites.found()
         self.seen.chains = [
             (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
         ]
@@ -239,6 +242,10 @@ class SignalWatch(Watch):
                 self.seen.drawn |= set() if trained else {short}
             self._reads.given(given)
             if name != "__get__":
+                assigns = name == "__setitem__"
+                self._overwrites.given([t for t in given if not assigns or t is not args[0]])
+                if assigns:
+                    self._overwrites.assigned(args, self.module_name, self.locate)
                 self._reads.returned(name, given, result)
             for tensor in given:
                 if name != "__get__" and (known := self._known(tensor)) is not None:
