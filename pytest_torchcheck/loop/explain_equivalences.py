@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..findings import Location
     from .accumulation import Comparison
     from .resume import Resumption
-    from .trace import Event, OptimizerStep, Trace
+    from .trace import Event, Kind, OptimizerStep, Trace
 
 _ALIKE = 1e-4
 
@@ -62,7 +62,7 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
 def _accumulation_cause(
     found: Comparison, n: int, loss: str, trace: Trace | None
 ) -> tuple[str, str, str, str, Event | None]:
-    """Say how the accumulated gradient relates to the full batch's, and what cleared it in between."""
+    """Say how the accumulated gradient relates to the full batch's, and what cleared or clipped it in between."""
     clearing: Event | None = None
     if found.residual < _ALIKE and abs(found.ratio) > _ALIKE:
         code = "accumulation-scale"
@@ -103,7 +103,7 @@ def _accumulation_cause(
             f"the gradient is parallel to the last micro-batch's own (distance {found.last:.1e})"
         )
         fix = "call zero_grad once, before the first micro-batch"
-        clearing = _clearing(trace)
+        clearing = _between(trace, "zero-grad")
     else:
         code, cause = (
             "accumulation-differs",
@@ -115,6 +115,10 @@ def _accumulation_cause(
             f"micro-batches' means ({found.means:.2g}), nor the last one's ({found.last:.2g})"
         )
         fix = "weight each micro-batch by its share of the whole batch's valid targets"
+        if (clearing := _between(trace, "clip")) is not None:
+            cause = f"{clearing.name} changes the gradients before all micro-batches are in them"
+            because += f"; {at(clearing.place)} runs between two backward passes of one step"
+            fix = f"run {clearing.name} once, after the last backward pass"
     return code, cause, fix, because, clearing
 
 
@@ -180,13 +184,13 @@ def stepped_early(trace: Trace, n: int, dead: frozenset[int] = frozenset()) -> F
     )  # fmt: skip
 
 
-def _clearing(trace: Trace | None) -> Event | None:
-    """Return the zero_grad that stands between two backward passes of one call."""
+def _between(trace: Trace | None, kind: Kind) -> Event | None:
+    """Return the first call of a kind that stands between two backward passes of one call of the step."""
     if trace is None:
         return None
     passes = [place for place, _ in trace.of("backward", step=0)]
-    cleared = trace.of("zero-grad", step=0)
-    return next((e for place, e in cleared if passes and passes[0] < place < passes[-1]), None)
+    events = trace.of(kind, step=0)
+    return next((e for place, e in events if passes and passes[0] < place < passes[-1]), None)
 
 
 def not_resumed(found: Resumption) -> Finding:

@@ -206,8 +206,9 @@ class _Recorder(GradientCalls):
 
     def _scheduler_step(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scheduler = args[0]
-        # schedulers step once when they are made, and call each other
-        building = not hasattr(scheduler, "_step_count") or getattr(scheduler, "_is_initial", False)
+        # schedulers step once when they are made, and call each other; one of others counts no steps of its own
+        made = hasattr(scheduler, "_step_count") or hasattr(scheduler, "_last_lr")
+        building = not made or getattr(scheduler, "_is_initial", False)
         if self.depth["scheduler-step"] == 0 and not building:
             self.classes[id(scheduler)] = type(scheduler).__name__
             self.keep.append(scheduler)

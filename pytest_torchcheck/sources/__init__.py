@@ -32,6 +32,7 @@ from .syntax import alias_at as alias_at
 from .syntax import around as around
 from .syntax import assigned_above as assigned_above
 from .syntax import assigned_name as assigned_name
+from .syntax import crossed_call as crossed_call
 from .syntax import default_of as default_of
 from .syntax import function_around as function_around
 from .syntax import functions_around as functions_around

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import deadline
 from ..objects.peek import closed_over
-from .locations import of_line
+from .locations import of_frame, of_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,25 @@ def assigned_name(place: Location) -> str:
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name | ast.Attribute):
             return ast.unparse(node.targets[0])
     return ""
+
+
+def crossed_call(called: FrameType, caller: FrameType) -> Location | None:
+    """Return the line by which one frame calls another where an argument has the name of another parameter.
+
+    That is a variable in the place of one parameter whose name is that of a different one, to which another is given.
+    """
+    code = called.f_code
+    names = code.co_varnames[: code.co_argcount]
+    place = of_frame(caller)
+    if place is None:
+        return None
+    for node in around(place.file, place.line, ast.Call):
+        given = [a.id if isinstance(a, ast.Name) else "" for a in node.args]
+        if getattr(node.func, "id", None) != code.co_name or len(given) > len(names):
+            continue
+        if any(a != n and a in names for a, n in zip(given, names, strict=False)):
+            return place
+    return None
 
 
 def uncalled(place: Location, method: str) -> Location | None:

@@ -379,12 +379,22 @@ def turned_levels(found: Levels) -> Finding:
     return violated(
         "loss-sign",
         f"the loss holds the levels {held}, and pulls the entries of {found.path} to the quantiles {measured}",
-        culprits=[Culprit("loss", "loss", "weighs the two sides of the target", found.place)],
+        culprits=[
+            Culprit("loss", "loss", "weighs the two sides of the target", found.place),
+            *(
+                Culprit(
+                    "call", found.crossed, "is given its arguments in another order", found.place
+                ),
+            )
+            * bool(found.crossed),
+        ],
         observed=f"far above and far below the target, each of the {len(found.held)} entries makes the loss "
         "rise linearly",
         cause="the error has the other sign: what is to weigh predictions that are too low weighs those "
         "that are too high",
         because="an entry whose loss rises by a above the target and by b below it is lowest at the quantile "
         "b / (a + b); that is one minus the level for every entry",
-        fix=f"subtract the other way{on_line(found.place)}: target - prediction",
+        fix=f"pass the arguments of {found.crossed}{on_line(found.place)} in the order of its parameters"
+        if found.crossed
+        else f"subtract the other way{on_line(found.place)}: target - prediction",
     )

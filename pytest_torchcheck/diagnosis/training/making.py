@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
 from ... import sources
 from ...record.tracing import find_line, line_of
@@ -52,6 +52,7 @@ class Making:
         lines: The user's lines that ran, in the order of their first run.
         optimizers: The line that makes each optimizer, the innermost outside its own class.
         schedulers: Class name and line of each scheduler that is made, the outer ones last.
+        turns: Of schedulers that follow each other, the step at which each one's turn comes, and it.
         formulas: The user's functions that the schedulers were given.
         replaced: By parameter: the line that puts another one in its place, and the one that calls
             for it.
@@ -64,6 +65,7 @@ class Making:
     lines: list[Location] = field(default_factory=list)
     optimizers: list[Location] = field(default_factory=list)
     schedulers: list[tuple[str, Location]] = field(default_factory=list)
+    turns: list[tuple[int, tuple[str, Location]]] = field(default_factory=list)
     formulas: list[Callable[..., Any]] = field(default_factory=list)
     replaced: dict[str, tuple[Location, ...]] = field(default_factory=dict)
     zeros: dict[str, Location] = field(default_factory=dict)
@@ -164,6 +166,7 @@ class _Constructions:
     def __init__(self, made: Making) -> None:
         self._made = made
         self._originals: dict[type, Any] = {}
+        self._places: dict[int, tuple[str, Location]] = {}
 
     def __enter__(self) -> None:
         for cls in (torch.optim.Optimizer, *_with_init(LRScheduler)):
@@ -181,6 +184,12 @@ class _Constructions:
             if (place := _outside(this)) is not None:
                 self._note(this, place)
             original(this, *args, **kwargs)
+            if isinstance(this, SequentialLR):
+                self._made.turns += [
+                    (start, self._places[id(one)])
+                    for start, one in zip((0, *this._milestones), this._schedulers, strict=True)
+                    if id(one) in self._places
+                ]
             for formula in getattr(this, "lr_lambdas", ()):
                 if inspect.isfunction(formula) and formula not in self._made.formulas:
                     self._made.formulas.append(formula)
@@ -190,8 +199,10 @@ class _Constructions:
     def _note(self, this: Any, place: Location) -> None:
         if isinstance(this, torch.optim.Optimizer):
             self._made.optimizers.append(place)
-        elif (type(this).__name__, place) not in self._made.schedulers:
-            self._made.schedulers.append((type(this).__name__, place))
+            return
+        named = self._places[id(this)] = (type(this).__name__, place)
+        if named not in self._made.schedulers:
+            self._made.schedulers.append(named)
 
 
 def _with_init(cls: type) -> Iterable[type]:

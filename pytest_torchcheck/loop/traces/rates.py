@@ -219,7 +219,8 @@ def _where_made(
     classes = {trace.classes.get(e.owner, "") for e in stepped} - {""}
     run = making(subject)
     functions = functions_of(subject.contract.optimizer, subject.contract.train_step)
-    made: list[tuple[str, Location | None]] = list(run.schedulers)
+    acting = [named for start, named in run.turns if start <= step][-1:]
+    made: list[tuple[str, Location | None]] = [*acting, *run.schedulers]
     if not made:
         made = [
             (name, place)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ZeroKind = Literal[
     "inactive",
+    "infinite",
     "single-choice",
     "single-position",
     "saturated",
@@ -40,9 +41,9 @@ ZeroKind = Literal[
     "padding",
     "other",
 ]
-"""Why a gradient is zero: ``inactive`` a rectifier without a positive input; ``single-choice`` a softmax
-over one entry; ``single-position`` an attention with one position to attend to; ``saturated`` a
-clamp, squashing function or softmax at its bound; ``times-zero`` a factor
+"""Why a gradient is zero: ``inactive`` a rectifier without a positive input; ``infinite`` one whose
+inputs are all minus infinity; ``single-choice`` a softmax over one entry; ``single-position`` an
+attention with one position to attend to; ``saturated`` a clamp, squashing function or softmax at its bound; ``times-zero`` a factor
 that is zero; ``step`` a rounding or sign, flat everywhere; ``sampling`` a draw that is not
 reparameterised;
 ``overwritten`` the values were replaced; ``partly-overwritten`` those that count were, where other
@@ -135,6 +136,9 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
         op = source.call.op
         if source.call is not stopped.call:
             fact += f"; {product} multiplies by what that gave"
+    if kind == "inactive" and (made := _infinite_since(stopped.value)) is not None:
+        fact += f"; it is infinite since {made.op.name}, which is given finite values alone"
+        kind, op = "infinite", made.op
     reading = _only_reader(stopped)
     if reading is not None and (kind == "unread" or _is_one_step(name, stopped)):
         kind, op = kind if kind == "unread" else "first-step", reading.op
@@ -154,6 +158,20 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
         left=stopped.value.rms or 0.0,
         uses=tuple(call.op for call in stopped.users) if stopped.uses > 1 else (),
     )
+
+
+def _infinite_since(value: Value) -> Call | None:
+    """Return the call that makes infinities of finite values, where a value holds nothing else."""
+    if not bool(torch.isinf(value.tensor.detach()).all()):
+        return None
+    seen: set[int] = set()
+    while value.maker is not None and id(value) not in seen:
+        seen.add(id(value))
+        held = [v for v in value.maker.inputs if bool(torch.isinf(v.tensor.detach()).any())]
+        if not held:
+            return value.maker
+        value = held[0]
+    return None
 
 
 def _only_reader(stopped: Stopped) -> Call | None:

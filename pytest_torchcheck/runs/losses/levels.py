@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
+from ... import sources
 from ...loop.closures import functions_of
 from ...objects.peek import closed_over
 from ...probes.recorded.watch import Watch
@@ -33,13 +34,15 @@ class Levels:
         path: Of the output.
         held: The levels that the loss holds.
         measured: The level at which each entry's loss is lowest.
-        place: The line that first subtracts.
+        place: The line that first subtracts, or that calls its function with ``crossed`` arguments.
+        crossed: That function, where what stands for one of its parameters has the name of another.
     """
 
     path: str
     held: tuple[float, ...]
     measured: tuple[float, ...]
     place: Location | None
+    crossed: str = ""
 
     @property
     def turned(self) -> bool:
@@ -75,8 +78,9 @@ def levels_of(loss: LossOfOutput, declared: Any) -> Levels | None:
                 continue
             turned = _alike(measured, [1 - q for q in numbers])
             if turned or _alike(measured, numbers):
-                place = _line(loss) if turned else None
-                return Levels(path=path, held=tuple(numbers), measured=tuple(measured), place=place)
+                place, crossed = _line(loss) if turned else (None, "")
+                shown = {"held": tuple(numbers), "measured": tuple(measured)}
+                return Levels(path=path, place=place, crossed=crossed, **shown)
     return None
 
 
@@ -132,17 +136,18 @@ def _held(loss: Any) -> Iterator[Any]:
         yield from (function.__globals__.get(name) for name in function.__code__.co_names)
 
 
-def _line(loss: LossOfOutput) -> Location | None:
+def _line(loss: LossOfOutput) -> tuple[Location | None, str]:
     watch = _Differences()
     with torch.enable_grad(), watch:
         loss.run()
-    return watch.first
+    return watch.first, watch.crossed
 
 
 class _Differences(Watch):
-    """Notes the line of the first difference of two tensors."""
+    """Notes the line of the first difference of two tensors, or the call of its function with crossed arguments."""
 
     first: Location | None = None
+    crossed = ""
 
     def after(
         self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, token: Any
@@ -152,3 +157,6 @@ class _Differences(Watch):
         both = len(args) > 1 and all(isinstance(a, Tensor) for a in args[:2])
         if self.first is None and both and name in ("sub", "rsub"):
             self.first = self.locate()
+            own = [f for f in self.frames() if sources.rank(f.f_code.co_filename) == 2][:2]
+            if len(own) == 2 and (line := sources.crossed_call(*own)) is not None:
+                self.first, self.crossed = line, own[0].f_code.co_name

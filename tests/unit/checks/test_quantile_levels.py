@@ -67,3 +67,23 @@ def test_other_rows_of_numbers_are_no_levels() -> None:
         return ((output - target[:, None]).abs() * torch.tensor(weights)).sum(1).mean()
 
     assert not [f for f in check(loss).findings if f.status == "violated"]
+
+
+def weighed(actual: torch.Tensor, forecast: torch.Tensor, level: float) -> torch.Tensor:
+    error = actual - forecast
+    return torch.maximum(level * error, (level - 1) * error)
+
+
+def crossed(output: torch.Tensor, target: torch.Tensor, levels: Any = LEVELS) -> torch.Tensor:
+    parts = []
+    for number, level in enumerate(levels):
+        forecast = output[:, number]
+        parts.append(weighed(forecast, target, level))  # the call
+    return torch.stack(parts).mean()
+
+
+def test_the_call_whose_arguments_have_each_others_names_is_named() -> None:
+    (found,) = [f for f in check(crossed).findings if f.status == "violated"]
+    assert found.code == "loss-sign"
+    assert found.location.text.endswith("# the call")
+    assert "the arguments of weighed" in found.fix

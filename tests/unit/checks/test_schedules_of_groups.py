@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 
-from pytest_torchcheck import Contract, Finding
+from pytest_torchcheck import Contract, Finding, promises
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 
@@ -108,3 +109,46 @@ def test_the_scheduler_that_no_step_advances_is_named() -> None:
 )
 def test_schedules_that_may_be_meant_are_silent(optimizer: Any, step: Any) -> None:
     assert told(optimizer, step) == []
+
+
+def in_turn(period: int) -> Any:
+    def made(model: Pair) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        warm = LinearLR(optimizer, start_factor=0.5, total_iters=4)
+        rest = CosineAnnealingLR(optimizer, T_max=period)  # HERE
+        optimizer.by_turns = SequentialLR(optimizer, [warm, rest], milestones=[4])  # type: ignore[attr-defined]
+        return optimizer
+
+    return made
+
+
+def rate(step: int) -> float:
+    if step < 4:
+        return 0.1 * (0.5 + 0.125 * step)
+    return 0.05 * (1 + math.cos(math.pi * (step - 4) / 20))
+
+
+def by_turns(model: Pair, made: Any, inputs: Any, targets: Any) -> torch.Tensor:
+    loss = descend(model, inputs, targets, made)
+    made.by_turns.step()
+    return loss
+
+
+def scheduled(period: int) -> list[Finding]:
+    contract = Contract(
+        model=Pair, batch=((X,), X), loss=F.mse_loss, optimizer=in_turn(period), train_step=by_turns,
+        promises=(promises.Schedule([rate(n) for n in range(12)]),),
+    )  # fmt: skip
+    return [f for f in contract.check(checks=["schedule"]).findings if f.status != "passed"]
+
+
+def test_of_schedulers_in_turn_the_one_whose_turn_it_is_is_named() -> None:
+    (finding,) = scheduled(period=5)
+    assert (finding.status, finding.code) == ("violated", "schedule-differs")
+    assert finding.location is not None
+    assert finding.location.text.endswith("# HERE")
+    assert "by_turns.step" in {c.name.partition(".")[2] for c in finding.culprits}
+
+
+def test_schedulers_in_turn_that_give_the_declared_rates() -> None:
+    assert scheduled(period=20) == []

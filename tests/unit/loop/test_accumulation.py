@@ -197,3 +197,45 @@ def test_micro_batches_of_unequal_lengths_are_not_averaged_as_equal() -> None:
 )
 def test_other_sums_of_micro_batches_are_left_alone(loss, lengths, by_count) -> None:
     assert without_promise(loss, lengths, by_count=by_count).status in ("passed", "not-applicable")
+
+
+def clips(often):
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        for x, y in zip(inputs[0].chunk(4), targets.chunk(4), strict=True):
+            value = F.cross_entropy(model(x).transpose(1, 2), y, ignore_index=-1, reduction="sum")
+            (value / (targets != -1).sum()).backward()
+            if often:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # HERE
+        if not often:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+
+    return step
+
+
+def sums(model, inputs, targets, n_items, often):
+    value = F.cross_entropy(
+        model(*inputs).transpose(1, 2), targets, ignore_index=-1, reduction="sum"
+    )
+    (value / n_items).backward()
+    if often:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+def test_the_clipping_between_two_micro_batches_is_named():
+    def often(model, inputs, targets, micro_batches, n_items):
+        sums(model, inputs, targets, n_items, often=True)
+
+    found = verdict(train_step=clips(often=True), promises=(Accumulates(4, micro_step=often),))
+    assert (found.status, found.code) == ("violated", "accumulation-differs")
+    assert "clip_grad_norm_" in found.cause
+    assert found.location.text.endswith("# HERE")
+
+
+def test_a_clipping_behind_the_last_micro_batch():
+    def once(model, inputs, targets, micro_batches, n_items):
+        sums(model, inputs, targets, n_items, often=False)
+
+    found = verdict(train_step=clips(often=False), promises=(Accumulates(4, micro_step=once),))
+    assert found.status == "passed"

@@ -278,3 +278,32 @@ def test_a_table_that_is_read_at_its_padding_only() -> None:
     (found,) = made.check("gradients-exist").with_status("violated")
     assert "padding_idx" in found.cause
     assert "cancel" not in found.cause
+
+
+class Outermost(Net):
+    """Puts the diagonal on the side that is chosen, of which a rectifier leaves nothing."""
+
+    side = -float("inf")
+
+    def middle(self, h):
+        distance = torch.cdist(h, h).masked_fill(torch.eye(len(h)).bool(), self.side)  # ZERO
+        return torch.relu(distance.min(1).values[:, None] + h)
+
+
+class Nearest(Outermost):
+    side = float("inf")
+
+
+def test_the_line_that_makes_what_a_rectifier_cuts_infinite():
+    model, x = Outermost(), torch.randn(4, 6)
+    found = find_zero_gradient(lambda: model(x).square().sum(), model, "encoder.weight")
+    assert found is not None
+    assert found.kind == "infinite"
+    assert found.location is not None
+    assert found.location.text.endswith("# ZERO")
+    assert "infinite since Tensor.masked_fill" in found.fact
+
+
+def test_infinities_that_nothing_chooses():
+    model, x = Nearest(), torch.randn(4, 6)
+    assert find_zero_gradient(lambda: model(x).square().sum(), model, "encoder.weight") is None
