@@ -154,6 +154,16 @@ def _raised(target: Target, error: Exception) -> Finding:
     ):
         reason = f"{target.name} has no backward, and the model asks no gradient of it"
         return target.finding("not-applicable", "not-applicable", reason)
+    if target.call.carried:
+        held = ", ".join(target.call.names[i] for i in target.call.carried)
+        return target.finding(
+            "inconclusive",
+            "own-arguments",
+            f"{target.backward} raises with copies of {held}, which another argument holds as well: {message[:160]}",
+            cause="backward may differentiate what that argument computes by its own tensors, which no copy is",
+            because="in the model both are the same tensors; a check runs with values of its own",
+            fix="check it within the model: gradients-exist and descent do",
+        )
     place = error_line(target.function, error)
     if place is None or not _inside(target, place):
         index = re.search(r"gradient at index (\d+)", message)

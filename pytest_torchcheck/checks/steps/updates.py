@@ -24,7 +24,7 @@ from ...runs.omitted import read_where_given
 from ...runs.training.crossed import crossed
 from ...runs.training.enduring import decays_alone, fades, inputs_late, stops_training, unused_call
 from ...runs.training.forgetting import forgetting, returning, uncounted
-from ...runs.training.otherwise import thawed_later, untaught, waiting
+from ...runs.training.otherwise import drifting_teachers, thawed_later, untaught, waiting
 from ...runs.training.stale_copies import moved_as_built, stale_copy, stopped
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
@@ -276,7 +276,10 @@ def _rounded_in_step(subject: Subject, biases: set[str]) -> set[str]:
 
 
 def frozen_stays(subject: Subject) -> Iterator[Finding]:
-    """Compare frozen parameters, and the buffers of promised modules, before and after some steps."""
+    """Compare frozen parameters, and the buffers of promised modules, before and after some steps.
+
+    A part whose parameters are all promised, and which runs without a graph, is promised as a whole.
+    """
     # a parameter of two names is as frozen as either promises
     first = {id(parameter): name for name, parameter in subject.named_parameters().items()}
     frozen = list(
@@ -298,6 +301,7 @@ def frozen_stays(subject: Subject) -> Iterator[Finding]:
         raise made.error
     drifted = [name for name in frozen if made.moved.get(name, 0.0) > 0.0]
     moving = [name for name in buffers if name in made.buffers]
+    moving = moving or drifting_teachers(subject, frozen, made.buffers)
     if drifted and (pairs := averaged(subject, drifted)):
         yield explain.frozen_average(subject, pairs, max(made.moved[n] for n in drifted))
     elif drifted:

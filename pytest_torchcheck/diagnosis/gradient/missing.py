@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...probes.recorded.watch import Op
     from ...runs.liveness.choices import Choice
     from ...runs.omitted import Omitted
+    from ...runs.training.steps import Trajectory
     from ...subject import Subject
     from .siblings import Sibling
 
@@ -99,9 +100,12 @@ def _missing(
     if kind == "never-used":
         cause, fix, location = _unread(subject, names[0], reading, (cause, fix, location), culprits)
         fix += f", or declare MayLackGradient({names[0]!r}, reason=...)"
-    # a codebook behind a straight-through estimator may be trained by hand, and
-    # the last bias of an energy has no influence on its derivative: correct models have it
-    judge = suspicious if kind in ("differentiated", "straight-through") else violated
+    # the last bias of an energy has no influence on its derivative: correct models have it, and
+    # a codebook behind a straight-through estimator may be trained by hand
+    doubtful = kind == "differentiated" or (
+        kind == "straight-through" and not _idle(subject, names)
+    )
+    judge = suspicious if doubtful else violated
     return judge(
         "grad-none",
         f"{names_text(names)} {have(names)} no gradient ({len(names)} of {total} parameters)",
@@ -117,6 +121,14 @@ def _missing(
             "rivals": [str(rival) for rival in (cut.rivals if cut is not None else ())],
         },
     )
+
+
+def _idle(subject: Subject, names: list[str]) -> bool:
+    """Say whether the declared optimizer holds parameters that no training step has changed by a bit."""
+    steps: Trajectory | None = subject.cache.get("trajectory")
+    if subject.contract.optimizer is None or steps is None or steps.error is not None:
+        return False
+    return all(name in steps.coverage.held and steps.moved.get(name) == 0 for name in names)
 
 
 def _unread(

@@ -243,13 +243,16 @@ def statistics(subject: Subject, names: list[str]) -> Finding:
     """Explain buffers of frozen modules that training steps change."""
     owner_name = names[0].rpartition(".")[0]
     owner = subject.model.get_submodule(owner_name)
-    place = _mode_line(subject, owner_name) or sources.of_parameter(
-        subject.model, owner_name or names[0]
-    )
+    place = _mode_line(subject, owner_name)
+    overridden = place is not None
+    place = place or sources.of_parameter(subject.model, owner_name or names[0])
     return violated(
         "frozen-statistics",
         f"{names_text(names)} of a frozen part {'drifts' if len(names) == 1 else 'drift'} during training",
-        culprits=[Culprit("buffer", name, "changed by training steps", place) for name in names],
+        culprits=[
+            *(Culprit("buffer", name, "changed by training steps", place) for name in names),
+            *(Culprit("call", "train", "switches the frozen part", place),) * overridden,
+        ],
         observed=f"{len(names)} buffers differ after a few training steps",
         cause=f"{type(owner).__name__} {owner_name} runs in training mode, so it updates its "
         "statistics",

@@ -230,3 +230,45 @@ def _along(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     rest = b - a * (float(a @ b) / length**2)
     return float(rest.norm()) <= _LINE * float(b.norm())
+
+
+def drifting_teachers(
+    subject: Subject, frozen: Collection[str], moving: Collection[str]
+) -> list[str]:
+    """Return running statistics that steps change in parts that are frozen as a whole and train nothing.
+
+    Such a part runs under ``torch.no_grad()`` and holds none but frozen parameters: what it gives is
+    a target or a feature, and follows its statistics. Cost: 1 forward, or step, where there is such a part.
+
+    Args:
+        subject: Whose model.
+        frozen: Names of the parameters that are promised to stay.
+        moving: Names of the buffers that the steps change.
+    """
+    whole: list[str] = []
+    still = set(frozen)
+    for name, module in subject.model.named_modules():
+        inside = whole and any(name.startswith(f"{one}.") for one in whole)
+        own = [f"{name}.{n}" for n, _ in module.named_parameters()]
+        if name and own and not inside and still.issuperset(own):
+            whole.append(name)
+    found = [n for n in moving if any(n.startswith(f"{one}.") for one in whole)]
+    if not found:
+        return []
+    graphs: dict[str, set[bool]] = {}
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        handles = [
+            model.get_submodule(name).register_forward_pre_hook(
+                lambda *_, name=name: graphs.setdefault(name, set()).add(torch.is_grad_enabled())
+            )
+            for name in whole
+        ]
+        try:
+            subject.train_step(model, subject.make_optimizer(model), subject.batch().clone())
+        except SubjectError:
+            return []  # which other checks explain
+        finally:
+            for handle in handles:
+                handle.remove()
+    taught = [name for name, seen in graphs.items() if seen == {False}]
+    return [n for n in found if any(n.startswith(f"{one}.") for one in taught)]

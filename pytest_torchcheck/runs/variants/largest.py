@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ...findings import Finding
     from ...subject import Subject
 
+_ALONE = 4
+"""So many sizes are changed one by one."""
+
 largest = Late("strategies.sequence:largest")
 """It reads the sizes; a run that draws none does not import it."""
 
@@ -72,14 +75,20 @@ def at_batch(subject: Subject, batch: Batch) -> Subject:
 def exchanged(subject: Subject) -> Iterator[Batch]:
     """Yield batches in which two different sizes of the base batch have changed places, then one a step smaller.
 
-    A step smaller, a downsampled grid mostly has the size that it has at the base batch's sizes. There may be no
-    targets in them.
+    After them those in which one of several sizes is another: what is kept under the name of the others is then
+    found again, and is not what was asked for. A step smaller, a downsampled grid mostly has the size that it has
+    at the base batch's sizes. There may be no targets in them.
     """
     sizes, spans = subject.batch().sizes, subject.source.symbols
     free = [name for name in sizes if name != subject.source.batch_symbol]
     pairs = [(a, b) for a, b in itertools.combinations(free, 2) if sizes[a] != sizes[b]]
     wanted = [{one: sizes[two], two: sizes[one]} for one, two in pairs]
     wanted.append({n: sizes[n] - 1 for n in free if n in spans and sizes[n] > spans[n].low})
+    if len(free) > 1:
+        other = {
+            n: spans[n].low if sizes[n] > spans[n].low else sizes[n] + 1 for n in free if n in spans
+        }
+        wanted += [{n: size} for n, size in other.items() if size <= spans[n].high][:_ALONE]
     for changed in filter(None, wanted):
         with contextlib.suppress(SubjectError, ValueError):
             new = {**sizes, **changed}

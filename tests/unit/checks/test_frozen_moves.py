@@ -216,3 +216,53 @@ def test_eval_mode_taken_for_freezing_is_the_line() -> None:
     assert found.location is not None
     assert found.location.text == "self.teacher.eval()"
     assert "its parameters still train" in found.cause
+
+
+class Distils(nn.Module):
+    """Holds what it learns from, whose statistics follow the batches unless it stays in eval mode."""
+
+    def __init__(self, stays, graph=False):
+        super().__init__()
+        self.stays, self.graph = stays, graph
+        self.teacher = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+        self.teacher.requires_grad_(False)
+        self.student = nn.Linear(4, 2)
+
+    def train(self, mode=True):
+        super().train(mode)  # HERE
+        if self.stays:
+            self.teacher.eval()
+        return self
+
+    def forward(self, x):
+        with torch.set_grad_enabled(self.graph):
+            wanted = self.teacher(x)
+        return self.student(x), wanted
+
+
+def drifting(stays, graph=False, names=None):
+    model = Distils(stays, graph)
+    named = names or tuple(f"teacher.{n}" for n, _ in model.teacher.named_parameters())
+    made = Contract(
+        model=lambda: Distils(stays, graph),
+        inputs="B 4",
+        loss=lambda output: F.mse_loss(*output),
+        optimizer=lambda m: torch.optim.SGD(m.student.parameters(), lr=0.1),
+        promises=(promises.Frozen(*named, reason="trained before"),),
+    )
+    return made.check(["frozen-stays"]).findings
+
+
+def test_a_part_that_is_frozen_by_its_parameters_and_runs_without_a_graph():
+    (finding,) = drifting(stays=False)
+    assert (finding.status, finding.code) == ("violated", "frozen-statistics")
+    assert finding.location.text.endswith("# HERE")
+    assert {"teacher.1.running_mean", "train"} <= {c.name for c in finding.culprits}
+
+
+@pytest.mark.parametrize(
+    ("stays", "graph", "names"),
+    [(True, False, None), (False, True, None), (False, False, ("teacher.0.weight",))],
+)
+def test_statistics_that_may_follow_the_batches(stays, graph, names):
+    assert [f.status for f in drifting(stays, graph, names)] == ["passed"]

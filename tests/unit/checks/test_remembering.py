@@ -193,3 +193,41 @@ def test_what_is_made_of_weights_outlives_a_load(how):
 @pytest.mark.parametrize("how", ["merged in place", "positions"])
 def test_weights_merged_for_evaluation_and_tables_of_positions_are_sound(how):
     assert not loaded(how)
+
+
+class Rotates(nn.Module):
+    """Keeps its angles by length, or by length and start."""
+
+    def __init__(self, whole):
+        super().__init__()
+        self.whole, self.kept, self.head = whole, {}, nn.Linear(6, 3)
+
+    def angles(self, start, length):
+        key = (start, length) if self.whole else length  # HERE
+        if key not in self.kept:
+            self.kept[key] = torch.arange(start, start + length).float().cos()
+        return self.kept[key][:, None]
+
+    def forward(self, past, new):
+        before = past.shape[1]
+        return self.head(new * self.angles(before, new.shape[1]) + past.mean(1, keepdim=True))
+
+
+def by_sizes(whole):
+    batch = (torch.randn(4, 5, 6), torch.randn(4, 3, 6)), torch.arange(12).view(4, 3) % 3
+    made = Contract(
+        model=lambda: Rotates(whole), inputs=("B P 6", "B T 6"), batch=batch,
+        sizes={"B": (1, 4), "P": (1, 40), "T": (1, 40)},
+        loss=lambda o, y: F.cross_entropy(o.flatten(0, 1), y.flatten()),
+    )  # fmt: skip
+    return [f for f in made.check(["batch-sizes"]).findings if f.status != "passed"]
+
+
+def test_what_is_kept_by_one_of_two_sizes():
+    (finding,) = by_sizes(whole=False)
+    assert (finding.status, finding.code) == ("violated", "eval-remembers")
+    assert finding.location.text.endswith("# HERE")
+
+
+def test_what_is_kept_by_both():
+    assert by_sizes(whole=True) == []

@@ -85,6 +85,37 @@ def test_a_cut_that_is_meant(model):
     assert [c.name for c in found.culprits if c.kind == "parameter"] == ["table.weight"]
 
 
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def trained(model):
+    batch = (torch.randn(8, 5),), torch.arange(8) % 3
+    contract = Contract(model=model, batch=batch, loss=F.cross_entropy, optimizer=adam)
+    (found,) = contract.check(["gradients-exist"]).findings
+    return found
+
+
+class Averages(Quantises):
+    """Moves its table by hand in training."""
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.table.weight.mul_(0.99)
+        return super().forward(x)
+
+
+def test_a_table_that_the_optimizer_holds_and_nothing_moves():
+    found = trained(Quantises)
+    assert (found.status, found.code) == ("violated", "grad-none")
+    assert "straight-through estimator" in found.cause
+
+
+def test_a_table_that_is_moved_by_hand():
+    assert trained(Averages).status != "violated"
+
+
 def test_a_cut_that_is_not():
     found = told(Mistaken)
     assert found.status == "violated"

@@ -291,3 +291,37 @@ def test_a_defect_of_ours_is_not_blamed_on_the_user(monkeypatch):
     )  # raises with no frame of the user
     with pytest.raises((KeyError, TypeError)):
         check_function(correct.Exp.apply, (torch.randn(4),))
+
+
+class Adjoint(torch.autograd.Function):
+    """Differentiates what a module computes, by the module's own parameters."""
+
+    @staticmethod
+    def forward(ctx, field, x, *parameters):
+        ctx.field = field
+        ctx.save_for_backward(x, *parameters)
+        with torch.no_grad():
+            return field(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            out = ctx.field(x)
+        return (None, *torch.autograd.grad(out, (x, *parameters), grad))
+
+
+class Solves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.field, self.head = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(Adjoint.apply(self.field, x, *self.field.parameters()))
+
+
+def test_a_backward_that_needs_the_modules_own_parameters_is_not_blamed():
+    report = Contract(model=Solves, batch=((torch.randn(2, 3),), None)).check(["gradcheck"])
+    (finding,) = report.findings
+    assert (finding.status, finding.code) == ("inconclusive", "own-arguments")
