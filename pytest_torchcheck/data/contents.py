@@ -17,8 +17,7 @@ import torch
 from .. import sources
 from ..findings import Location
 from ..objects import trees
-from ..objects.held import names_in
-from ..objects.peek import closed_over
+from ..objects.peek import closed_over, names_in
 from .generators import is_generator
 
 _MOST_VISITED = 4096

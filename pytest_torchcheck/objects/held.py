@@ -36,7 +36,7 @@ def keeper(value: Any) -> Callable[[], None] | None:
     Args:
         value: A generator of torch, numpy or random (not one of the process, which is put back with
             the process), an array of numpy that may be written to, a ``bytearray``, a view of
-            memory, an ``array.array`` or a file that can be read from any place.
+            memory, an ``array.array``, a file in memory, or one that can be read from any place.
     """
     if isinstance(value, torch.Generator):
         state = value.get_state()
@@ -52,9 +52,26 @@ def keeper(value: Any) -> Callable[[], None] | None:
     if isinstance(value, memoryview) and value.contiguous and not value.readonly:
         octets, seen = value.cast("B"), value.tobytes()
         return lambda: _refill(octets, seen)
+    if isinstance(value, io.StringIO | io.BytesIO):
+        return None if value.closed else _of_memory(value)
     if isinstance(value, io.IOBase):
         return _of_file(value)
     return _of_numpy(value)
+
+
+def _of_memory(value: Any) -> Callable[[], None]:
+    """Return what lets a file in memory hold what it held, at the place where it stood."""
+    held, place = value.getvalue(), value.tell()
+
+    def put_back() -> None:
+        if not value.closed:
+            if value.getvalue() != held:
+                value.seek(0)
+                value.truncate()
+                value.write(held)
+            value.seek(place)
+
+    return put_back
 
 
 def _of_file(value: io.IOBase) -> Callable[[], None] | None:
@@ -309,32 +326,6 @@ def within(value: Any) -> list[Any]:
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
             return list(value.__reduce__()[1])
     return []
-
-
-def names_in(value: Any) -> set[str]:
-    """Return the names that a function, and the functions inside it and those it wraps, look up.
-
-    Args:
-        value: Code, or what a class holds: a function, a property, a static method, anything else.
-    """
-    found: set[str] = set()
-    stack, seen = [value], set()
-    while stack:
-        thing = stack.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, types.CodeType):
-            found.update(thing.co_names)
-            stack += [one for one in thing.co_consts if isinstance(one, types.CodeType)]
-        elif isinstance(thing, types.FunctionType):
-            held = list(closed_over(thing).values())
-            stack += [thing.__code__, *(f for f in held if isinstance(f, types.FunctionType))]
-        elif isinstance(thing, property):
-            stack += [thing.fget, thing.fset]
-        elif isinstance(thing, staticmethod | classmethod):
-            stack.append(thing.__func__)
-    return found
 
 
 def _is_data(value: Any) -> bool:

@@ -94,3 +94,29 @@ def attribute(thing: Any, name: str, default: Any = None) -> Any:
         return getattr(thing, name, default)
     except Exception:  # a __getattr__ or property of the user's may raise what it likes
         return default
+
+
+def names_in(value: Any) -> set[str]:
+    """Return the names that a function, and the functions inside it and those it wraps, look up.
+
+    Args:
+        value: Code, or what a class holds: a function, a property, a static method, anything else.
+    """
+    found: set[str] = set()
+    stack, seen = [value], set()
+    while stack:
+        thing = stack.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, types.CodeType):
+            found.update(thing.co_names)
+            stack += [one for one in thing.co_consts if isinstance(one, types.CodeType)]
+        elif isinstance(thing, types.FunctionType):
+            held = list(closed_over(thing).values())
+            stack += [thing.__code__, *(f for f in held if isinstance(f, types.FunctionType))]
+        elif isinstance(thing, property):
+            stack += [thing.fget, thing.fset]
+        elif isinstance(thing, staticmethod | classmethod):
+            stack.append(thing.__func__)
+    return found

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..objects.held import CONTAINERS, names_in, restore_container, shallow
+from ..objects.held import CONTAINERS, restore_container, shallow
+from ..objects.peek import names_in
 from ..sources import rank
 
 if TYPE_CHECKING:

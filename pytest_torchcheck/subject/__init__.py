@@ -20,7 +20,7 @@ from ..state import seed_everything
 from ..stepping import take_step
 from .errors import Again, LossKind, NothingToDifferentiate, Phase, SubjectError, UnmeasurableError
 from .gradients import Gradients, clear_gradients, gradient_stats
-from .losses import loss_on, own_loss, probe_loss
+from .losses import as_number, loss_on, own_loss, probe_loss
 from .optimizers import default_optimizer, optimizers_of
 from .pristine import PristineModel
 
@@ -111,14 +111,14 @@ class Subject(PristineModel):
         loss = loss_on(self.device, self.contract.loss, self.cache)
         with self.phase("loss", batch, lambda: loss_of(loss, output, batch.targets)):
             if loss == "output":
-                return own_loss(output)
+                return as_number(own_loss(output))
             self.rehearsal.loss(self.contract.loss, output, batch)
             value = loss_of(loss, output, batch.targets)
             if not isinstance(value, torch.Tensor):
                 raise TypeError(
                     f"the loss must be a tensor; it is a {type(value).__name__}: {value!r:.80}"
                 )
-            return value
+            return as_number(value)
 
     @contextlib.contextmanager
     def backward(

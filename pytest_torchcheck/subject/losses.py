@@ -82,6 +82,11 @@ def _dense_with_graph(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense() if tensor.layout != torch.strided else tensor
 
 
+def as_number(loss: torch.Tensor) -> torch.Tensor:
+    """Return a loss of one element as the number that ``backward()`` takes it for, of shape ``[]``."""
+    return loss.reshape(()) if loss.shape == (1,) else loss
+
+
 def own_loss(output: Any) -> torch.Tensor:
     """Return the loss that a model returns with, or as, its output.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import csv
 import functools
+import io
 import itertools
 import random
 from dataclasses import dataclass
@@ -366,3 +367,50 @@ def test_a_write_of_the_users_still_ends_a_pending_graph() -> None:
         model.body[3].weight.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         pending.backward()
+
+
+class Notes(nn.Module):
+    """Writes to files in memory in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.text, self.octets = io.StringIO("begun\n"), io.BytesIO(b"begun")
+        self.text.seek(2)
+        self.octets.seek(0, io.SEEK_END)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.text.write(f"{len(x)} samples\n")
+        self.octets.write(b"more")
+        return self.linear(x)
+
+
+def test_files_in_memory_hold_what_they_held() -> None:
+    model = Notes()
+    contract = Contract(
+        model=model, batch=((torch.randn(4, 3),), torch.randn(4, 2)), loss=F.mse_loss
+    )
+    contract.check(["eval-purity", "backward", "resume"])
+    assert (model.text.getvalue(), model.text.tell()) == ("begun\n", 2)
+    assert (model.octets.getvalue(), model.octets.tell()) == (b"begun", 5)
+
+
+def test_a_closed_file_in_memory_stays_closed() -> None:
+    model = Notes()
+    state = ModuleState(model)
+    model.text.close()
+    state.restore()
+    assert model.text.closed
+
+
+def test_a_loss_of_one_element_is_a_number() -> None:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(output, target).view(1)
+
+    batch = (torch.randn(4, 3),), torch.randn(4, 2)
+    report = Contract(model=lambda: nn.Linear(3, 2), batch=batch, loss=loss).check(
+        ["descent", "overfit", "loss-sound", "backward"]
+    )
+    assert {f.check: f.status for f in report.findings} == dict.fromkeys(
+        ("descent", "overfit", "loss-sound", "backward"), "passed"
+    )

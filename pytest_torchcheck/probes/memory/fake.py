@@ -23,8 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes as _no_modes
 
 from ... import sources
-from ...objects.held import names_in
-from ...objects.peek import cells
+from ...objects.peek import cells, names_in
 from ...state import is_lazy
 from ...text.printable import message_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...objects import trees
-from ...objects.held import names_in
+from ...objects.peek import names_in
 from ...record.modes import Observer
 from ...state import has_drawn, random_states, seed_everything
 from ...subject.errors import SubjectError
