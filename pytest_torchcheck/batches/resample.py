@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ..specs.domains import Integers
 from ..specs.shapes import Expr
 from .read import is_dense
 
@@ -203,7 +204,7 @@ class Resizing:
             return True
         if not spec.own_values:
             return False
-        if not is_dense(leaf) or spec.unit == "whole":
+        if not is_dense(leaf) or spec.unit == "whole" or _outside(leaf, spec):
             return bool(self.changed)
         shape = self._shape(leaf, after)
         if self.rows == "seeded" and shape != tuple(leaf.shape):
@@ -217,6 +218,15 @@ class Resizing:
             size if dim is None else dim.value_at(self.new)
             for dim, size in zip(dims, real, strict=True)
         )
+
+
+def _outside(leaf: Tensor, spec: TensorSpec) -> bool:
+    """Say whether whole numbers lie outside of their declared range, such as indices of rows that a cut takes away."""
+    domain = spec.domain
+    if not isinstance(domain, Integers) or leaf.is_floating_point() or not leaf.numel():
+        return False
+    least, most = leaf.aminmax()
+    return bool(least < domain.low or most >= domain.high)
 
 
 def row_indices(

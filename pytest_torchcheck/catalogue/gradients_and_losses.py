@@ -20,7 +20,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "gradients-finite",
-            "The loss and the gradients of ordinary batches are finite, and so are outputs in eval mode.",
+            "The loss and the gradients of ordinary batches are finite, and so are outputs in eval mode; no whole number wraps around.",
             cost="2 FB, shared with gradients-exist; 1 F, shared",
         ),
         check(

@@ -17,6 +17,7 @@ from ..runs.layers import parameter_rows
 from ..runs.looks import HIDDEN, REDRAWS, hidden_by_data, shared_shifts, unreached
 from ..runs.numerics import broken_in_eval
 from ..runs.omitted import read_where_given
+from ..runs.training.observation import observe
 from ..runs.training.otherwise import in_live_memory, trained_in_step, written_by_step
 from ..runs.training.steps import trajectory, untrainable
 from ..state import seed_everything
@@ -281,7 +282,8 @@ def gradients_finite(subject: Subject) -> Iterator[Finding]:
     """Look for NaN and infinity in loss and gradients of the base batch, and in its outputs in eval mode.
 
     What eval mode gives is run without gradients, as in use: kernels that only run there count too.
-    NaN and infinities that the model writes on purpose, as -inf for masked scores, are none of these.
+    NaN and infinities that the model writes on purpose, as -inf for masked scores, are none of these. Whole
+    numbers of 8 or 16 bits may not wrap around.
     """
     trained = any(p.requires_grad for p in subject.model.parameters())
     if trained:
@@ -299,6 +301,9 @@ def gradients_finite(subject: Subject) -> Iterator[Finding]:
         return
     if not trained:
         yield passed("the outputs are finite; no parameter requires a gradient")
+        return
+    if over := observe(subject).signals.wrapped:
+        yield explain.wrapped(over[0])
         return
     yield passed(
         f"loss {seen.loss:.4g} and {len(seen.stats)} gradients are finite, norm {seen.norm:.3g}"

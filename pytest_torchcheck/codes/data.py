@@ -19,7 +19,9 @@ last_batch_wrong = Each(
 nearly_leaked = One("data.explaining.order:nearly_leaked", "split-near")
 leaked = One("data.explaining.order:leaked", "split-overlap", doubtful=True)
 never_drawn = One("data.relations.never_drawn:samples_never_drawn", "samples-never-drawn")
-order_wrong = Each("data.explaining.order:order_wrong", "order-not-repeatable", doubtful=True)
+order_wrong = Each(
+    "data.explaining.order:order_wrong", "epoch-empty order-not-repeatable", doubtful=True
+)
 reach_wrong = One("data.explaining.order:reach_wrong", "sampler-length", doubtful=True)
 
 damaged = One("data.explaining.samples:damaged", "dataset-mutated")

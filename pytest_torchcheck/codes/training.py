@@ -17,6 +17,7 @@ not_averaged = One("diagnosis.training.following:not_averaged", "average-differs
 not_guarded = One("loop.explain_equivalences:not_guarded", "non-finite-applied")
 not_resumed = One("loop.explain_equivalences:not_resumed")
 one_for_two = One("diagnosis.training.following:one_for_two", "average-shared")
+own_memory = One("diagnosis.training.following:own_memory", "average-shared")
 one_memory = One("diagnosis.training.following:one_memory", "average-shared")
 pulled_back = One("diagnosis.training.following:pulled_back", "average-swapped")
 pushed_away = One("diagnosis.training.following:pushed_away", "average-pushed-away")

@@ -40,6 +40,7 @@ class Order:
         has_set_epoch: Whether the sampler has ``set_epoch``.
         draws: Whether the next epoch called a random function of torch's.
         sampler: Class name of the sampler.
+        following: Indices of the next epoch.
     """
 
     count: int
@@ -49,6 +50,7 @@ class Order:
     has_set_epoch: bool
     draws: bool
     sampler: str
+    following: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,15 +175,16 @@ def measure(part: Part, *, seed: int = 0) -> Order:
         with kept_samplers(part):
             seed_process(seed)
             again = epoch(0)
-    flat = [index for batch in first for index in batch]
+    flat, following = ([index for batch in epoch for index in batch] for epoch in (first, second))
     return Order(
         count=len(flat),
         repeats=first == again,
         shuffles=flat != sorted(flat),
-        renews=flat != [index for batch in second for index in batch],
+        renews=flat != following,
         has_set_epoch=hasattr(sampler, "set_epoch"),
         draws=bool(drawn),
         sampler=type(sampler).__name__ if sampler is not None else "",
+        following=len(following),
     )
 
 

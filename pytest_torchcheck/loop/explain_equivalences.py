@@ -105,21 +105,25 @@ def _accumulation_cause(
         fix = "call zero_grad once, before the first micro-batch"
         clearing = _between(trace, "zero-grad")
     else:
-        code, cause = (
-            "accumulation-differs",
-            "micro-batches have wrong weights, or a part of the batch is missing",
-        )
-        because = (
-            "the gradient is neither parallel to the full batch's (residual "
-            f"{found.residual:.2g}), nor the mean of the "
-            f"micro-batches' means ({found.means:.2g}), nor the last one's ({found.last:.2g})"
-        )
-        fix = "weight each micro-batch by its share of the whole batch's valid targets"
-        if (clearing := _between(trace, "clip")) is not None:
-            cause = f"{clearing.name} changes the gradients before all micro-batches are in them"
-            because += f"; {at(clearing.place)} runs between two backward passes of one step"
-            fix = f"run {clearing.name} once, after the last backward pass"
+        return _differs_otherwise(found, trace)
     return code, cause, fix, because, clearing
+
+
+def _differs_otherwise(
+    found: Comparison, trace: Trace | None
+) -> tuple[str, str, str, str, Event | None]:
+    """Say that no known relation holds, and what changed the gradients between two backward passes."""
+    cause = "micro-batches have wrong weights, or a part of the batch is missing"
+    because = (
+        f"the gradient is neither parallel to the full batch's (residual {found.residual:.2g}), nor the mean of the "
+        f"micro-batches' means ({found.means:.2g}), nor the last one's ({found.last:.2g})"
+    )
+    fix = "weight each micro-batch by its share of the whole batch's valid targets"
+    if (clipping := _between(trace, "clip")) is not None:
+        cause = f"{clipping.name} changes the gradients before all micro-batches are in them"
+        because += f"; {at(clipping.place)} runs between two backward passes of one step"
+        fix = f"run {clipping.name} once, after the last backward pass"
+    return "accumulation-differs", cause, fix, because, clipping
 
 
 def stepped_each(trace: Trace, n: int) -> Finding:
@@ -193,8 +197,13 @@ def _between(trace: Trace | None, kind: Kind) -> Event | None:
     return next((e for place, e in events if passes and passes[0] < place < passes[-1]), None)
 
 
-def not_resumed(found: Resumption) -> Finding:
-    """A resumed run ends elsewhere."""
+def not_resumed(found: Resumption, *, torchs: bool = False) -> Finding:
+    """A resumed run ends elsewhere.
+
+    Args:
+        found: What differs.
+        torchs: Whether every optimizer is of a class of torch's, which saves all that it holds itself.
+    """
     missing = found.missing
     names = [one.path for one in missing]
     place = next((one.location for one in missing if one.location is not None), None)
@@ -202,7 +211,7 @@ def not_resumed(found: Resumption) -> Finding:
     # and a state may be loaded into memory of another form, where sums round otherwise
     restarts = names and found.evaluates and not found.carries
     # what a script hangs on an optimizer of torch's, such as a count of steps, it may save beside its state
-    hung = names and all(n.startswith("optimizer") for n in names) and place is None
+    hung = names and all(n.startswith("optimizer") for n in names) and (torchs or place is None)
     make = suspicious if found.rounding or restarts or hung else violated
     return make(
         "resume-differs",

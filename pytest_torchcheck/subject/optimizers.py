@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
+from ..objects import trees
 from ..objects.peek import attribute, entries
 from .errors import UnmeasurableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,22 @@ class Coverage:
     foreign: tuple[tuple[int, ...], ...]
     optimizers: tuple[str, ...]
     held: frozenset[str]
+
+
+def aliases(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, str]:
+    """Return the parameters of whose state an entry is the parameter's own memory, with the entry's key."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: str(key)
+        for optimizer in optimizers
+        for parameter, state in optimizer.state.items()
+        if id(parameter) in names and isinstance(state, dict) and parameter.numel()
+        for key, held in state.items()
+        if isinstance(held, torch.Tensor)
+        and held.shape == parameter.shape
+        and (place := trees.address(held)) is not None
+        and place == trees.address(parameter)
+    }
 
 
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:

@@ -14,6 +14,7 @@ from ...loop.recorder import record
 from ...loop.replay import where_changed
 from ...objects import trees
 from ...probes.recorded.watch import storage_of
+from ...runs.training.steps import trajectory
 from ...state import seed_everything
 from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
@@ -72,12 +73,14 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
     """Follow copies of trained parameters through three steps, whatever the rate of their average.
 
     Where no step moves them, the step must not move the trained weights back to them either. A buffer must not
-    be a trained parameter's own memory.
+    be a trained parameter's own memory, and neither may an entry of the optimizer's state.
     Where the model holds one module under two names, a step is taken with a copy under the second one. If it
     writes to one of the two what no gradient asks for, it takes them for two, and must not find one.
     """
     if within := _in_one_memory(subject.model):
         yield explain.one_memory(subject, within)
+    elif aliased := _in_state(subject):
+        yield explain.own_memory(subject, aliased)
     elif subject.contract.train_step is not None and (same := _taken_for_two(subject)) is not None:
         yield explain.one_for_two(subject, *same)
     else:
@@ -141,6 +144,11 @@ def _of_copies(subject: Subject) -> Iterator[Finding]:
         yield explain.pulled_back(subject, back.pairs, back.share)
     else:
         yield not_applicable("no step updates the model's copies of trained weights")
+
+
+def _in_state(subject: Subject) -> dict[str, str]:
+    """Return the parameters whose own memory is an entry of the declared optimizer's state, with its key."""
+    return trajectory(subject).aliases if subject.contract.optimizer is not None else {}
 
 
 def _in_one_memory(model: nn.Module) -> dict[str, str]:

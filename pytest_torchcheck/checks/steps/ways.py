@@ -205,7 +205,9 @@ def resumed(subject: Subject) -> Iterator[Finding]:
 
 def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
     """Explain a resumed run that ends elsewhere; where the optimizer holds a lost parameter again, it follows."""
-    finding = explain.not_resumed(found)
+    kinds = trajectory(subject).coverage.optimizers
+    torchs = bool(kinds) and all(hasattr(torch.optim, kind) for kind in kinds)
+    finding = explain.not_resumed(found, torchs=torchs)
     lost = sorted(lost_parameters(subject))
     line = where_rebound(subject, lost[0]) if lost and not found.missing else None
     if line is None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding
+from ...objects.peek import attributes
 from ...verdicts import suspicious, violated
 from ..wording import dataset_culprit, line_ref, own_line
 from .declared_lines import making_line
 from .making_lines import loader_told, sampler_made
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ...findings import Location
     from .. import validity
     from ..order import Epoch, Order, Reach, Shards
@@ -32,7 +33,9 @@ def order_wrong(
         place = loader_told(part, declared, words) or place
     name = found.sampler or "the sampler"
     culprit = (dataset_culprit(part, name, "", place),)
-    if not found.repeats:
+    if found.count and not found.following:
+        yield _used_up(part, found, sampler, place)
+    elif not found.repeats:
         yield violated(
             "order-not-repeatable",
             f"{part.prefix}{name} gives a different order with the same seed",
@@ -71,6 +74,33 @@ def order_wrong(
             if found.has_set_epoch
             else "seed the generator from the seed and the number of the epoch, or make it once, in __init__",
         )
+
+
+def _used_up(part: Part, found: Order, sampler: Any, place: Location | None) -> Finding:
+    """A sampler that has nothing left after its first epoch: it iterates over an iterator that it holds."""
+    name, own = found.sampler or "the sampler", attributes(sampler)
+    held = next((key for key, value in own.items() if isinstance(value, Iterator)), "")
+    made = sources.of_assignment(sampler, held) if held else None
+    return violated(
+        "epoch-empty",
+        f"{part.prefix}{name} gives {found.count} indices in its first epoch, and none in the next",
+        culprits=[
+            *(dataset_culprit(part, f"{name}.{held}", f"is a {type(own[held]).__name__}", made),)
+            * bool(held),
+            dataset_culprit(part, name, "is used up", place),
+        ],
+        location=made or place,
+        observed="two epochs were drawn one after the other",
+        cause=f"{held} is an iterator: it gives its items once"
+        if held
+        else "what it reads from is used up",
+        because=f"the attribute {held} of the sampler is of type {type(own[held]).__name__}"
+        if held
+        else "the second epoch ended at once",
+        fix=f"keep a list: list(...){on_line(made)}"
+        if held
+        else "let __iter__ begin anew in each epoch",
+    )
 
 
 def reach_wrong(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ...findings import Location
     from ...probes.numbers.domains import NonFinite
+    from ...probes.numbers.wrapping import Wrapped
     from ...subject import Subject
 
 
@@ -278,4 +279,19 @@ def evidence_of(at: NonFinite | None) -> str:
         return at.fact
     return (
         f"{at.fact}; {source.fact}{on_line(source.location) if source.origin == 'constant' else ''}"
+    )
+
+
+def wrapped(found: Wrapped) -> Finding:
+    """Explain whole numbers that do not fit into their dtype."""
+    line = on_line(found.location)
+    return violated(
+        "integer-wraps",
+        f"{found.op}{line} wraps around in {found.dtype}: {found.meant} becomes {found.got}",
+        culprits=[Culprit("call", found.op, f"wraps around in {found.dtype}", found.location)],
+        location=found.location,
+        observed=f"{found.count} of {found.size} results differ from those of the same operation in int64",
+        cause=f"the operands are {found.dtype}, and so is the result, which does not fit into it",
+        because="the same call with its operands in int64 gives other numbers",
+        fix=f"convert the operands first{line}: x.float(), or x.int()",
     )

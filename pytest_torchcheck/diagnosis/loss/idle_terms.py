@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ... import sources
 from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
 from ...record.tracing import find_line, line_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from ...findings import Location
     from ...probes.loss.terms import IdleTerm
+    from ...probes.recorded.watch import Op
     from ...runs.losses.flat import FlatTerm
     from ...runs.losses.in_steps import LostLoss
     from ...subject import Subject
@@ -60,21 +62,37 @@ def idle_term(subject: Subject, term: IdleTerm) -> Finding:
 def flat_term(found: FlatTerm) -> Finding:
     """Explain a term that is the same number at all weights, though it is computed from the outputs."""
     made, flattened = found.made.op, found.flattened.op
-    name = flattened.name.rpartition(".")[2]
+    name, line = flattened.name.rpartition(".")[2], on_line(flattened.location)
+    again = [one.op for one in found.again if one.op.location != flattened.location]
+    place = again[-1].location if len(again) > 1 else flattened.location
     return violated(
         "term-flat",
         f"a term of the loss is {found.value:.4g} whatever the weights are",
         culprits=[
-            Culprit("call", name, "gives the same at all weights", flattened.location),
+            *(
+                Culprit(
+                    "tensor", _bound(one), f"is equal to the other operand of {name}", one.location
+                )
+                for one in again
+            ),
+            Culprit("tensor", _bound(flattened), "is the same at all weights", flattened.location),
             Culprit("call", made.name.rpartition(".")[2], "computes the term", made.location),
         ],
-        location=flattened.location or made.location,
+        location=place or made.location,
         observed=f"at other weights the term is {found.value:.4g} again, and its gradient is 0 up to rounding",
-        cause=f"{name}{on_line(flattened.location)} takes values that follow the weights, "
-        "and gives the same at all of them",
+        cause=f"{name}{line} takes values that follow the weights, and gives the same at all of them"
+        + ": its operands are equal, each computed by itself" * bool(again),
         because="the values before this operation differ between the two runs, and the values after it do not",
-        fix=f"reduce over another dimension{on_line(flattened.location)}, or leave the term out",
+        fix=f"let one of the operands be a value that was kept, not one that{on_line(place)} is computed anew"
+        if again
+        else f"reduce over another dimension{line}, or leave the term out",
     )
+
+
+def _bound(op: Op) -> str:
+    """Return the name that a result gets, or the function that computes it."""
+    name = sources.assigned_name(op.location) if op.location is not None else ""
+    return name or op.name.rpartition(".")[2]
 
 
 def lost_loss(found: LostLoss) -> Finding:

@@ -161,6 +161,29 @@ def one_memory(subject: Subject, within: Mapping[str, str]) -> Finding:
     )
 
 
+def own_memory(subject: Subject, aliased: Mapping[str, str]) -> Finding:
+    """Explain an entry of an optimizer's state that is the parameter's own memory."""
+    name, key = next(iter(aliased.items()))
+    with subject.pristine(steps=True) as model:
+        kinds = [type(optimizer) for optimizer in optimizers_of(subject.make_optimizer(model))]
+    pattern = rf"['\"]{re.escape(key)}['\"]\]?\s*[=:,](?!=)"
+    own = (sources.search(kind, pattern) for kind in kinds if sources.is_own_class(kind))
+    place = next(filter(None, own), None)
+    return violated(
+        "average-shared",
+        f"{key} in the optimizer's state is the memory of its parameter: it moves with every step",
+        culprits=[
+            Culprit("optimizer", key, "is the parameter's own memory", place),
+            *(Culprit("parameter", each, f"is its {key}") for each in list(aliased)[:3]),
+        ],
+        location=place,
+        observed=f"{counted(len(aliased), 'entry', 'entries')} of the state at the address of the parameter",
+        cause="what is kept beside a parameter shares its memory: detach() and .data copy nothing",
+        because=f"state[{name}][{key!r}] and {name} are at one address: what is written to one is written to the other",
+        fix=f"keep a copy{on_line(place)}: .detach().clone()",
+    )
+
+
 def _made(module: nn.Module, attribute: str) -> Location | None:
     """Return the line that makes what is registered as a buffer, else the one that registers it."""
     place = sources.of_assignment(module, attribute)

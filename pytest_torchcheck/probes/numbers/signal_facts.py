@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..recorded.overwriting import Overwriting
     from .grouped import Regrouped
     from .views import IdleChoice, Moved
+    from .wrapping import Wrapped
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -133,6 +134,7 @@ class Signals:
         moved: Those of them that move a dimension.
         idle_choices: Choices by index among copies of one entry, which a layer computed.
         overwriting: Lines that write values with a graph over their own earlier ones, which nothing has read.
+        wrapped: Operations on narrow whole numbers whose results do not fit into them.
         drawn: Functions that drew random numbers, other than for a dropout of values with a gradient.
     """
 
@@ -150,6 +152,7 @@ class Signals:
     moved: list[Moved] = field(default_factory=list)
     idle_choices: list[IdleChoice] = field(default_factory=list)
     overwriting: list[Overwriting] = field(default_factory=list)
+    wrapped: list[Wrapped] = field(default_factory=list)
     drawn: set[str] = field(default_factory=set)
 
 

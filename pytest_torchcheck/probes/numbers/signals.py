@@ -26,6 +26,7 @@ from ..recorded.watch import (
 from . import grouped
 from .signal_facts import DRAWS, WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
 from .views import CHOICES, SEEN, Copies, Views
+from .wrapping import NARROW, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -242,10 +243,7 @@ class SignalWatch(Watch):
                 self.seen.drawn |= set() if trained else {short}
             self._reads.given(given)
             if name != "__get__":
-                assigns = name == "__setitem__"
-                self._overwrites.given([t for t in given if not assigns or t is not args[0]])
-                if assigns:
-                    self._overwrites.assigned(args, self.module_name, self.locate)
+                self._overwrites.called(name, args, given, self.module_name, self.locate)
                 self._reads.returned(name, given, result)
             for tensor in given:
                 if name != "__get__" and (known := self._known(tensor)) is not None:
@@ -261,9 +259,11 @@ class SignalWatch(Watch):
             ):
                 # an initialisation writes to a parameter that is made during the run
                 self._filled.setdefault(id(result), (weakref.ref(result), self.locate()))
-        if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
+        if not isinstance(result, Tensor) or not result.numel():
             return
-        if not readable(result):
+        if outside and result.dtype in NARROW and len(self.seen.wrapped) < _FEW:
+            self.seen.wrapped += wrapped(func, args, kwargs, result, self.locate)
+        if not result.is_floating_point() or not readable(result):
             return
         if outside and name in SQUASHING:
             self._squashed(name_of(func), args, result)

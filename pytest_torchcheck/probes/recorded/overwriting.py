@@ -58,6 +58,20 @@ class Overwrites:
         self._open: dict[int, _Written] = {}
         self._found: list[Overwriting] = []
 
+    def called(
+        self,
+        name: str,
+        args: Any,
+        given: list[Tensor],
+        module: str,
+        locate: Callable[[], Location | None],
+    ) -> None:
+        """See one call and the tensors that it was given."""
+        assigns = name == "__setitem__"
+        self.given(t for t in given if not assigns or t is not args[0])
+        if assigns:
+            self.assigned(args, module, locate)
+
     def given(self, tensors: Iterable[Tensor]) -> None:
         """Note that a call reads some tensors: what was written to their memory is no longer lost."""
         if not self._open:

@@ -37,19 +37,21 @@ class FlatTerm:
         value: The number.
         made: The operation that computes it.
         flattened: The first operation on the way to it whose operands follow the weights while its result does not.
+        again: Of operands that are equal, what computed each, in order; empty where they are not.
     """
 
     value: float
     made: Step
     flattened: Step
+    again: tuple[Step, ...] = ()
 
 
 def flat_term(subject: Subject) -> FlatTerm | None:
     """Return a term of the declared loss whose gradient cancels out, and which other weights do not change.
 
-    What flattens it must be a reduction: a hinge or a clamp, which keeps each element's place, may be at
-    rest. Cost: none where the loss is no sum; else 1 forward of a few samples and 1 backward for each term,
-    and 2 forwards more where one of them gives no gradient.
+    What flattens it must reduce what it is given, or take several values whose changes cancel: a hinge or a
+    clamp of one value may be at rest. Cost: none where the loss is no sum; else 1 forward of a few samples and
+    1 backward for each term, and 2 forwards more where one of them gives no gradient.
     """
     batch = subject.few(subject.batch(), _SAMPLES, aligned=True) or subject.batch()
     try:
@@ -112,9 +114,9 @@ def _unmoved(base: Trace, moved: Trace) -> FlatTerm | None:
         if made is None or snapshot.shape or snapshot.values is None or not snapshot.values:
             continue
         flattened = [s for s in _behind(base, place) if _flattens(base, moved, s, steps[id(s)])]
-        stays = _moves(base, moved, made, steps[id(made)], results=True) is False
-        if stays and flattened:
-            return FlatTerm(float(snapshot.values), made, flattened[0])
+        if flattened and _stays(base, moved, made, steps[id(made)]):
+            again = _equal(base, flattened[0])
+            return FlatTerm(float(snapshot.values), made, flattened[0], again)
     return None
 
 
@@ -124,34 +126,41 @@ def _pairs(base: Trace, moved: Trace) -> list[tuple[int, Step]]:
     ]
 
 
+def _equal(trace: Trace, step: Step) -> tuple[Step, ...]:
+    """Return what computed a step's two operands, where these are equal; else nothing."""
+    if len(step.operands) != 2:
+        return ()
+    one, two = (trace.values[place].values for place in step.operands)
+    makers = [trace.makers.get(place) for place in step.operands]
+    if one is None or two is None or one.shape != two.shape or not torch.allclose(one, two):
+        return ()
+    return tuple(sorted(filter(None, makers), key=lambda made: made.op.index))
+
+
 def _flattens(base: Trace, moved: Trace, one: Step, two: Step) -> bool:
-    """Say whether a step's floating operands differ between the runs while what they are reduced to does not."""
+    """Say whether several floating operands differ between the runs, or one is reduced, while the results do not."""
     sizes = [
-        max(math.prod(base.values[p].shape) for p in places) if places else 0
+        max((math.prod(base.values[p].shape) for p in places), default=0)
         for places in (one.operands, one.results)
     ]
-    return (
-        sizes[1] < sizes[0]
-        and _moves(base, moved, one, two, results=True) is False
-        and _moves(base, moved, one, two, results=False) is True
-    )
+    differ = [
+        bool(torch.as_tensor(found).any())
+        for a, b in zip(one.operands, two.operands, strict=False)
+        if base.values[a].dtype.is_floating_point
+        and (found := changed(base.values[a], moved.values[b], _SAME)) is not None
+    ]
+    reduces = sizes[1] < sizes[0] and any(differ)
+    return (reduces or sum(differ) > 1) and _stays(base, moved, one, two)
 
 
-def _moves(base: Trace, moved: Trace, one: Step, two: Step, *, results: bool) -> bool | None:
-    """Say whether any floating result, or operand, differs between the runs; None where there is none."""
-    places = zip(
-        one.results if results else one.operands,
-        two.results if results else two.operands,
-        strict=False,
-    )
+def _stays(base: Trace, moved: Trace, one: Step, two: Step) -> bool:
+    """Say whether a step has floating results, which are the same in both runs."""
     found = [
         changed(base.values[a], moved.values[b], _SAME)
-        for a, b in places
+        for a, b in zip(one.results, two.results, strict=False)
         if base.values[a].dtype.is_floating_point
     ]
-    if not found or any(one is None for one in found):
-        return None
-    return any(bool(torch.as_tensor(one).any()) for one in found)
+    return bool(found) and not any(f is None or bool(torch.as_tensor(f).any()) for f in found)
 
 
 def _terms(trace: Trace) -> list[int]:

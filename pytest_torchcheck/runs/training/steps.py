@@ -22,6 +22,7 @@ from ...subject.errors import SubjectError
 from ...subject.gradients import OneLine, clear_gradients, gradient_stats
 from ...subject.optimizers import (
     Coverage,
+    aliases,
     cover,
     optimizers_of,
     schedulers_of,
@@ -73,6 +74,7 @@ class Trajectory:
         forgets: The first step after which an optimizer keeps state of fewer parameters than before it.
         one_line: Weights whose gradient lay along one line in every step, beside others.
         few: Whether the steps after the first took a few samples of the batch.
+        aliases: Parameters whose own memory is an entry of an optimizer's state, with its key.
         left: What else the steps left behind.
     """
 
@@ -99,6 +101,7 @@ class Trajectory:
     forgets: int | None = None
     one_line: frozenset[str] = frozenset()
     few: bool = False
+    aliases: dict[str, str] = field(default_factory=dict)
     left: Left = field(default_factory=Left)
 
     @property
@@ -348,14 +351,14 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             for name, module in model.named_modules()
             if modes.get(name, module.training) != module.training
         )
-        rebound = rebinding.left_behind(optimizers)
+        rebound, aliased = rebinding.left_behind(optimizers), aliases(model, optimizers)
         left = leaving.after(later) if error is None else Left()
         del made, optimizers, schedulers
     return Trajectory(
         losses=tuple(losses), error=error, moved=moved, sizes=sizes, buffers=buffers, live=frozenset(live),
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
         live_bytes=tuple(kept.live), hooks=tuple(hooks), rebound=rebound, carries=carries, end=None if warmed else end, end_after=last, resting=resting, left=left,
-        first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None, forgets=first_drop(states), one_line=lines.names,
+        first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None, forgets=first_drop(states), one_line=lines.names, aliases=aliased,
     )  # fmt: skip
 
 

@@ -329,3 +329,43 @@ def test_a_buffer_that_is_the_memory_of_a_parameter_is_told(copied):
         assert (found.status, found.code) == ("violated", "average-shared")
         assert found.location.text.endswith("# the same memory")
         assert {c.name for c in found.culprits} == {"average_weight", "average_bias"}
+
+
+class Slow(torch.optim.SGD):
+    """Goes back a part of the way to slow weights after each step."""
+
+    def __init__(self, parameters: Any, keep: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["slow"] = keep(parameter)  # HERE
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        value = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                slow = self.state[parameter]["slow"]
+                slow.lerp_(parameter, 0.5)
+                parameter.copy_(slow)
+        return value
+
+
+@pytest.mark.parametrize(
+    ("keep", "blamed"),
+    [(lambda p: p.detach(), True), (lambda p: p.data, True), (lambda p: p.detach().clone(), False)],
+    ids=["detached", "data", "copied"],
+)
+def test_state_of_an_optimizer_that_is_the_parameter_itself(keep: Any, blamed: bool) -> None:
+    contract = Contract(
+        model=lambda: nn.Linear(4, 2),
+        batch=((torch.randn(6, 4),), torch.randn(6, 2)),
+        loss=F.mse_loss,
+        optimizer=lambda model: Slow(model.parameters(), keep),
+    )
+    wrong = [f for f in contract.check(["averages-follow"]).findings if f.status == "violated"]
+    assert bool(wrong) is blamed
+    for found in wrong:
+        assert found.code == "average-shared"
+        assert found.location is not None
+        assert found.location.text.endswith("# HERE")

@@ -92,3 +92,25 @@ def test_a_rest_that_differs_in_each_epoch_is_sound():
 def test_batches_of_several_sizes_still_do_not_stack():
     (found,) = check(Renewed(15, 4), checks=["samples-valid"]).causes
     assert found.code == "samples-do-not-stack"
+
+
+class Buckets(torch.utils.data.Sampler):
+    """Gives the batches that it was made with, in another order in each epoch."""
+
+    def __init__(self, keep):
+        self.batches = keep([list(range(n, n + 2)) for n in range(0, len(SIZES) - 1, 2)])  # kept
+
+    def __iter__(self):
+        pool = list(self.batches)
+        yield from (pool[n] for n in torch.randperm(len(pool)).tolist())
+
+
+def test_a_sampler_that_is_used_up_by_its_first_epoch():
+    found = check(Buckets(iter), checks=["loader-order"]).causes
+    assert [one.code for one in found] == ["epoch-empty"]
+    assert found[0].location.text.endswith("# kept")
+    assert "batches" in found[0].cause
+
+
+def test_a_sampler_that_keeps_a_list():
+    assert "epoch-empty" not in {f.code for f in check(Buckets(list)).findings}

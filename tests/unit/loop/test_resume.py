@@ -397,3 +397,42 @@ def test_an_optimizer_without_a_rate_or_around_another_is_followed(make: Any) ->
     )  # fmt: skip
     found = made.check(["resume", "weights-update", "overfit"]).findings
     assert {f.status for f in found} <= {"passed", "inconclusive"}, list(map(str, found))
+
+
+class Counts:
+    """A schedule of the user's own, hung on an optimizer."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.count = optimizer, 0
+
+    def step(self):
+        self.count += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + self.count)
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of the user's that hangs its schedule on itself."""
+
+
+@pytest.mark.parametrize(("kind", "status"), [(torch.optim.SGD, "suspicious"), (Own, "violated")])
+def test_what_a_schedule_that_is_hung_on_an_optimizer_does_not_save(kind, status):
+    def optimizer(model):
+        made = kind(model.parameters(), lr=0.1)
+        made.schedule = Counts(made)
+        return made
+
+    def step(model, made, inputs, targets):
+        made.zero_grad()
+        loss = F.mse_loss(model(*inputs), targets)
+        loss.backward()
+        made.step()
+        made.schedule.step()
+        return loss.detach()
+
+    contract = Contract(
+        model=lambda: nn.Linear(3, 2), batch=((torch.randn(6, 3),), torch.randn(6, 2)),
+        loss=F.mse_loss, optimizer=optimizer, train_step=step,
+    )  # fmt: skip
+    (found,) = contract.check(["resume"]).findings
+    assert (found.status, found.code) == (status, "resume-differs")

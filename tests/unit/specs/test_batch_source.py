@@ -581,3 +581,15 @@ def test_an_input_keeps_its_values_beside_a_target_of_its_name() -> None:
     assert batch.kwargs["mask"].dtype == torch.bool
     assert batch.kwargs["mask"].shape == (3, 5)
     assert batch.targets["mask"].shape == (7,)
+
+
+def test_indices_beyond_their_declared_range_are_kept_at_their_own_sizes_alone() -> None:
+    inputs = {"points": "N 3", "edges": Ints("2 E", high=6)}
+    edges = torch.randint(0, 20, (2, 40), generator=torch.Generator().manual_seed(0))
+    real = {"points": torch.randn(20, 3), "edges": edges}
+    source = BatchSource(inputs, batch=(real, None), sizes={"N": (6, 24), "E": (4, 40)})
+    assert torch.equal(source.base(0).tensors()["edges"], edges)
+    for sizes in ({"N": 6}, {"N": 24}, {"N": 6, "E": 4}):
+        made = source.at(0, **sizes)
+        assert made is not None
+        assert int(made.tensors()["edges"].max()) < 6

@@ -1,0 +1,75 @@
+"""Whole numbers of 8 or 16 bits that an operation wraps around are found; those that fit, or are converted first, are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import Contract
+
+FRAMES = torch.randint(0, 256, (6, 3, 4), generator=torch.Generator().manual_seed(0)).to(
+    torch.uint8
+)
+TARGETS = torch.arange(6) % 3
+
+
+class Frames(nn.Module):
+    def __init__(self, motion):
+        super().__init__()
+        self.head, self.motion = nn.Linear(8, 3), motion
+
+    def forward(self, frames):
+        return self.head(self.motion(frames).float().flatten(1) / 255)
+
+
+def differences(frames):
+    return frames[:, 1:] - frames[:, :-1]
+
+
+def sums(frames):
+    return frames[:, 1:] + frames[:, :-1]
+
+
+def squares(frames):
+    return frames[:, 1:] * frames[:, 1:]
+
+
+def negated(frames):
+    return -frames[:, 1:]
+
+
+def converted(frames):
+    return frames[:, 1:].float() - frames[:, :-1].float()
+
+
+def wider(frames):
+    return frames[:, 1:].int() - frames[:, :-1].int()
+
+
+def fitting(frames):
+    return frames[:, 1:] // 2 + frames[:, :-1] // 2
+
+
+def larger(frames):
+    return torch.maximum(frames[:, 1:], frames[:, :-1])
+
+
+def told(motion):
+    batch = (FRAMES,), TARGETS
+    contract = Contract(model=lambda: Frames(motion), batch=batch, loss=F.cross_entropy)
+    return [f for f in contract.check(["gradients-finite"]).findings if f.status != "passed"]
+
+
+@pytest.mark.parametrize("motion", [differences, sums, squares, negated])
+def test_what_does_not_fit(motion):
+    (finding,) = told(motion)
+    assert (finding.status, finding.code) == ("violated", "integer-wraps")
+    assert "uint8" in finding.summary
+    assert finding.location.text.startswith("return")
+
+
+@pytest.mark.parametrize("motion", [converted, wider, fitting, larger])
+def test_what_fits(motion):
+    assert told(motion) == []
