@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ..findings import Location
+    from ..record.applied import Application
 
 _KEPT = 1 << 22
 """Elements of all arguments together above which only a corner of each is kept."""
@@ -173,24 +174,20 @@ class _Recorder:
 
     def _operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if is_custom_operator(func):
-            name = str(func._schema.name)
-            self.add(func, "operator", name, args, kwargs, sys._getframe(2))  # above the mode
+            call = _describe(func, "operator", args, kwargs, recorded=True)  # it is below autograd
+            self.add(call, args, kwargs, sys._getframe(2))  # above the mode
         return func(*args, **kwargs)
 
-    def _applied(self, frame: FrameType) -> None:
-        function = frame.f_locals["cls"]
-        arguments = frame.f_locals["args"], frame.f_locals["kwargs"]
-        self.add(function, "function", short_name(function), *arguments, frame.f_back)
+    def _applied(self, seen: Application, args: Any, kwargs: Any) -> None:
+        call = _describe(seen.function, "function", args, kwargs, recorded=seen.grad_enabled)
+        self.add(call, args, kwargs, seen.caller)
 
-    def add(
-        self, function: Any, kind: str, name: str, args: Any, kwargs: Any, frame: FrameType | None
-    ) -> None:
+    def add(self, call: RecordedCall, args: Any, kwargs: Any, frame: FrameType) -> None:
         """Record a call, with its values where no call like it was seen before."""
-        call = _describe(function, kind, name, args, kwargs)
         known = self._seen.get(call.signature)
         new = {*call.requires, *((-1,) if call.recorded else ())}
         if known is None:
-            count = sum(1 for signature in self._seen if signature[0] is function)
+            count = sum(1 for signature in self._seen if signature[0] is call.function)
             self._seen[call.signature] = new
             call = replace(call, location=of_frame(frame))
             self.calls.append(_with_values(call, args, kwargs) if count < SIGNATURES else call)
@@ -216,21 +213,20 @@ def is_custom_operator(func: Any) -> bool:
     return namespace not in _TORCH and _implementation(func) is not None
 
 
-def _describe(function: Any, kind: str, name: str, args: Any, kwargs: Any) -> RecordedCall:
+def _describe(function: Any, kind: str, args: Any, kwargs: Any, *, recorded: bool) -> RecordedCall:
     leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
     tensors = {i: v for i, v in enumerate(leaves) if isinstance(v, Tensor)}
     definition = of_object(function) if kind == "function" else of_object(_implementation(function))
-    asked = torch.is_grad_enabled() or kind == "operator"  # operators are seen below autograd
     return RecordedCall(
         function=function,
         kind=kind,
-        name=name,
+        name=short_name(function) if kind == "function" else str(function._schema.name),
         args=(),
         kwargs={},
         shapes={i: tuple(t.shape) for i, t in tensors.items()},
         dtypes={i: str(t.dtype).removeprefix("torch.") for i, t in tensors.items()},
-        requires=tuple(i for i, t in tensors.items() if t.requires_grad) if asked else (),
-        recorded=asked,
+        requires=tuple(i for i, t in tensors.items() if t.requires_grad) if recorded else (),
+        recorded=recorded,
         linked=tuple(linked_arguments(leaves)),
         defined=definition,
         backward=head(function, "backward", "vjp") if kind == "function" else definition,

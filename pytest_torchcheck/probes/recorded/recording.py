@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from ...record.applied import Applied
 from ...sources import of_frame
 from .values import EXITS, Call, CallKind, Origin, Value
 from .watch import Watch, in_backward, name_of, readable, storage_of, tensors_in, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
     from torch.autograd.graph import Node
     from torch.utils.hooks import RemovableHandle
 
-    from ...findings import Location
+    from ...record.applied import Application
 
 
 SHAPE_OF_SECOND = frozenset(
@@ -49,7 +51,6 @@ _IGNORED = frozenset(
     f"Tensor.{name}" for name in ("grad", "_base", "register_hook", "__repr__", "__format__")
 )
 _HERE = os.path.dirname(torch.__file__) + os.sep
-_FUNCTION_FILE = _HERE + os.path.join("autograd", "function.py")
 _DISTRIBUTIONS = _HERE + "distributions" + os.sep
 
 
@@ -91,10 +92,11 @@ class Recorder(Watch):
         self._values: dict[int, Value] = {}
         self._by_storage: dict[int, dict[int, Value]] = {}
         self._by_node: dict[Node, Value] = {}
-        self._functions: dict[FrameType, Call] = {}
+        self._functions: dict[Application, Call] = {}
         self._made_inside: dict[int, Call] = {}
         self._kept: list[Tensor] = []
         self._hooks: list[RemovableHandle] = []
+        self._applied = Applied()
         if parameters is None and module is not None:
             parameters = dict(module.named_parameters())
         for tensor in (parameters or {}).values():
@@ -102,12 +104,19 @@ class Recorder(Watch):
         for tensor in module.buffers() if module is not None else ():
             self._value(tensor, "input")
 
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._until = sys._getframe(1)
+        self._applied.__enter__()
+        return self
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._applied.__exit__(kind, error, traceback)
         super().__exit__(kind, error, traceback)
         self._functions.clear()
 
@@ -165,8 +174,8 @@ class Recorder(Watch):
         gone = name in EXITS or name in SWITCHES
         if not made and not changed and not gone:
             return
-        if (frame := self._function_frame()) is not None:
-            self._inside_function(frame, token, [*made, *changed])
+        if (application := self._applied.outermost) is not None:  # its inside is not the graph's
+            self._inside_function(application, token, [*made, *changed])
             return
         if name in SHAPE_OF_SECOND:
             token = token[:1]
@@ -336,27 +345,14 @@ class Recorder(Watch):
             call.outputs.append(self._value(tensor, "op", call))
         self.recorded(call)
 
-    def _function_frame(self) -> FrameType | None:
-        """Return the outermost ``Function.apply`` that runs now: its inside is not the graph's."""
-        found = None
-        for frame in self.frames():
-            code = frame.f_code
-            if code.co_name == "apply" and code.co_filename == _FUNCTION_FILE:
-                found = frame
-        return found
-
-    def _inside_function(self, frame: FrameType, token: Any, made: list[Tensor]) -> None:
+    def _inside_function(self, application: Application, token: Any, made: list[Tensor]) -> None:
         """Fold what a custom Function computes into one call with its inputs and its outputs."""
-        call = self._functions.get(frame)
+        call = self._functions.get(application)
         if call is None:
-            name = getattr(frame.f_locals.get("cls"), "__name__", "Function")
-            call = Call(
-                op=self.op(f"{name}.apply", self._line_above(frame)),
-                kind="function",
-                inputs=[],
-                nodes=[],
-            )
-            self._functions[frame] = call
+            name = f"{application.function.__name__}.apply"
+            line = of_frame(application.caller, until=self._until)
+            call = Call(op=self.op(name, line), kind="function", inputs=[], nodes=[])
+            self._functions[application] = call
             self.calls.append(call)
         for tensor, value, node, _ in token:
             if self._made_inside.get(id(tensor)) is not call and value not in call.inputs:
@@ -366,9 +362,6 @@ class Recorder(Watch):
         for tensor in made:
             self._kept.append(tensor)
             self._made_inside[id(tensor)] = call
-
-    def _line_above(self, frame: FrameType) -> Location | None:
-        return of_frame(frame.f_back, until=self._until)
 
     def _sampler(self) -> str:
         """Name the distribution whose ``sample`` runs now, or return ``""``."""
