@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -44,27 +45,46 @@ def watch_checkpointing(
         preserve: Restore the random state in each recomputation, whatever the call says of it.
     """
     seen = Checkpointing()
-    generator: Any = home._checkpoint_without_reentrant_generator
+    name, generator = _non_reentrant()
+    signature = inspect.signature(generator)
     apply: Any = home.CheckpointFunction.apply
 
-    def non_reentrant(
-        function: Any, kept: Any, *args: Any, **kwargs: Any
-    ) -> Generator[None, None, None]:
+    def non_reentrant(*args: Any, **kwargs: Any) -> Generator[None, None, None]:
         seen.regions += 1
         if disable:
             yield
-        else:
-            yield from generator(function, kept or preserve, *args, **kwargs)
+            return
+        given = signature.bind(*args, **kwargs)
+        if preserve:
+            given.arguments[_PRESERVE] = True
+        yield from generator(*given.args, **given.kwargs)
 
     def reentrant(function: Any, kept: Any, *args: Any) -> Any:
         seen.regions += 1
         return function(*args) if disable else apply(function, kept or preserve, *args)
 
     with (
-        mock.patch.object(home, "_checkpoint_without_reentrant_generator", non_reentrant),
+        mock.patch.object(home, name, non_reentrant),
         mock.patch.object(home.CheckpointFunction, "apply", reentrant),
     ):
         yield seen
+
+
+_PRESERVE = "preserve_rng_state"
+
+
+def _non_reentrant() -> tuple[str, Callable[..., Generator[None, None, None]]]:
+    """Return the generator inside which torch runs a region of the variant without reentrant autograd.
+
+    Its name and the order of its arguments differ between versions of torch; that it is the one generator
+    which is given whether to preserve the random state does not.
+    """
+    (found,) = (
+        (name, value)
+        for name, value in vars(home).items()
+        if inspect.isgeneratorfunction(value) and _PRESERVE in inspect.signature(value).parameters
+    )
+    return found
 
 
 class _Recomputation(Watch):
