@@ -155,9 +155,10 @@ def test_what_no_contract_applies_is_never_checked():
     assert [(r.name, r.line, r.status) for r in again] == [("Swish", finding.location.line, NEVER)]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)  # dynamo does it
+@pytest.mark.filterwarnings(  # dynamo does both, the second in torch 2.11
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute:UserWarning",
+)
 def test_compiled_models_are_seen():
     model = torch.compile(Net(), backend="eager")
     model(torch.randn(3, 4))
