@@ -60,7 +60,7 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
         yield explain.dead_term(subject, seen.dead[0])
     elif seen.focal:
         yield explain.focal_mean(seen.focal[0])
-    elif trains and (flat := flat_term(subject)) is not None:
+    elif trains and seen.terms > 1 and (flat := flat_term(subject)) is not None:
         yield explain.flat_term(flat)
     elif seen.loses and (dropped := lost_in_loss(subject)):
         yield unread_result(subject, dropped[0], loss=True)

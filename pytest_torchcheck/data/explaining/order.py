@@ -81,12 +81,12 @@ def _used_up(part: Part, found: Order, sampler: Any, place: Location | None) -> 
     name, own = found.sampler or "the sampler", attributes(sampler)
     held = next((key for key, value in own.items() if isinstance(value, Iterator)), "")
     made = sources.of_assignment(sampler, held) if held else None
+    kind = type(own.get(held)).__name__
     return violated(
         "epoch-empty",
         f"{part.prefix}{name} gives {found.count} indices in its first epoch, and none in the next",
         culprits=[
-            *(dataset_culprit(part, f"{name}.{held}", f"is a {type(own[held]).__name__}", made),)
-            * bool(held),
+            *(dataset_culprit(part, f"{name}.{held}", f"is a {kind}", made),) * bool(held),
             dataset_culprit(part, name, "is used up", place),
         ],
         location=made or place,
@@ -94,7 +94,7 @@ def _used_up(part: Part, found: Order, sampler: Any, place: Location | None) -> 
         cause=f"{held} is an iterator: it gives its items once"
         if held
         else "what it reads from is used up",
-        because=f"the attribute {held} of the sampler is of type {type(own[held]).__name__}"
+        because=f"the attribute {held} of the sampler is of type {kind}"
         if held
         else "the second epoch ended at once",
         fix=f"keep a list: list(...){on_line(made)}"

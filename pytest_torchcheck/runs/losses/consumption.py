@@ -19,6 +19,7 @@ from ...probes.loss.consumption import (
     is_criterion,
     parameter_of,
 )
+from ...probes.loss.terms import summands
 from ...probes.recorded.watch import version_of
 from ...subject.remembered import remembered
 from .pulls import cut_outputs, goals_of, share_away
@@ -120,7 +121,8 @@ class LossEvidence:
     ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train nothing,
     ``fed`` whether a step gave the model its samples in one order, ``crossed`` the probabilities that meet
     log-probabilities of another dimension, ``undefined`` the functions that gave NaN for finite numbers,
-    ``noise`` the predictions that are compared with random ones, ``loses`` whether a result went unread.
+    ``noise`` the predictions that are compared with random ones, ``loses`` whether a result went unread,
+    ``terms`` how many numbers the loss is the sum of.
     """
 
     shape: tuple[int, ...]
@@ -146,6 +148,7 @@ class LossEvidence:
     idle: tuple[IdleTerm, ...] = ()
     fed: bool = False
     loses: bool = False
+    terms: int = 1
 
 
 class LossSight:
@@ -225,6 +228,7 @@ class LossSight:
             focal=tuple(self.watch.focal.found),
             noise=tuple(self.watch.noise.found),
             loses=self.watch.loses,
+            terms=1 if loss.grad_fn is None else sum(not s for _, s in summands(loss.grad_fn)),
             directions=self.watch.comparisons.directions(
                 float(loss.detach()) if loss.dim() == 0 else math.nan, by_input
             ),

@@ -50,8 +50,8 @@ def flat_term(subject: Subject) -> FlatTerm | None:
     """Return a term of the declared loss whose gradient cancels out, and which other weights do not change.
 
     What flattens it must reduce what it is given, or take several values whose changes cancel: a hinge or a
-    clamp of one value may be at rest. Cost: none where the loss is no sum; else 1 forward of a few samples and
-    1 backward for each term, and 2 forwards more where one of them gives no gradient.
+    clamp of one value may be at rest. Cost: 1 forward of a few samples and 1 backward for each term, and 2
+    forwards more where one of them gives no gradient.
     """
     batch = subject.few(subject.batch(), _SAMPLES, aligned=True) or subject.batch()
     try:

@@ -114,3 +114,17 @@ def test_a_sampler_that_is_used_up_by_its_first_epoch():
 
 def test_a_sampler_that_keeps_a_list():
     assert "epoch-empty" not in {f.code for f in check(Buckets(list)).findings}
+
+
+class Spent(Buckets):
+    """Forgets its batches as it gives them."""
+
+    def __iter__(self):
+        while self.batches:
+            yield self.batches.pop()
+
+
+def test_a_sampler_that_forgets_what_it_gave():
+    found = check(Spent(list), checks=["loader-order"]).causes
+    assert [one.code for one in found] == ["epoch-empty"]
+    assert found[0].cause == "what it reads from is used up"
