@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -11,18 +12,21 @@ import torch
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit
+from ...probes.holding.holders import lines_run
 from ...probes.positions.hiding import find_hiding
 from ...probes.recorded.divergence import (
     first_spread,
 )
 from ...subject.errors import SubjectError
 from ..crashes.place import Place
+from ..lines.conditions import assigned_for
 from .places import recorded, told_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...batches import Batch
+    from ...findings import Location
     from ...probes.recorded.operations import Trace
     from ...probes.recorded.watch import Op
     from ...subject import Subject
@@ -52,7 +56,7 @@ def leaking_line(
     place = told_by(found, subject.model, "positions")
     if place is None or found is None or place.cause:
         return place
-    masked = not_hidden(base, found.op, place, kept=found.kept, length=length, side=side)
+    masked = not_hidden(subject, base, found.op, place, kept=found.kept, length=length, side=side)
     if masked is not None:
         return masked
     if (index := _index_maker(base, found.op)) is not None and side == "right":
@@ -270,12 +274,46 @@ _SHAPERS = (
 )
 
 
+def _number_line(subject: Subject, mask: Op | None) -> Location | None:
+    """Return the line of the one variable that gives a mask its number, where a run assigns it a plain one."""
+    if mask is None or mask.location is None:
+        return None
+    with lines_run() as ran:
+        subject.forward()
+    given = [
+        (name, at)
+        for name, at in assigned_for(mask.location)
+        if (at.file, at.line) in ran and _is_number(at)
+    ]
+    return given[0][1] if len(given) == 1 else None
+
+
+def _is_number(place: Location) -> bool:
+    """Say whether a statement assigns a plain number: a literal, or a limit of a dtype."""
+    statement = sources.statement(place.file, place.line)
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    if isinstance(value, ast.UnaryOp):
+        value = value.operand
+    limit = isinstance(value, ast.Attribute) and "info(" in ast.unparse(value)
+    return limit or isinstance(value, ast.Constant)
+
+
 def not_hidden(
-    trace: Trace, op: Op, place: Place, *, kept: int, length: int, side: Literal["right", "left"]
+    subject: Subject,
+    trace: Trace,
+    op: Op,
+    place: Place,
+    *,
+    kept: int,
+    length: int,
+    side: Literal["right", "left"],
 ) -> Place | None:
     """Return the line of a mask that does not hide positions from an operation, where that is how they get in.
 
+    Of a mask that is too weak it is the line that gives it its number, where another line adds it.
+
     Args:
+        subject: The model.
         trace: The run.
         op: The operation at which they were first seen to count.
         place: It, as a place.
@@ -286,7 +324,7 @@ def not_hidden(
     found = find_hiding(trace, op, kept=kept, length=length, side=side)
     if found is None or found.op.location is None:
         return None
-    line, name = on_line(found.op.location), found.op.name
+    line, name, at = on_line(found.op.location), found.op.name, found.op.location
     share = f"{100 * found.weight:.2g} %"
     weighs = f"the softmax gives the masked positions {share} of the weight"
     others = f"the unmasked scores range from {found.low:.3g} to {found.high:.3g}"
@@ -294,7 +332,13 @@ def not_hidden(
         does = _DOING.get(name.rpartition(".")[2].strip("_"), "fills in")
         cause = f"{name}{line} does not mask: it {does} {found.value:.3g}"
         fact = f"{does} {found.value:.3g}, {others}: {weighs}"
-        fix = f'fill the scores with float("-inf") or torch.finfo(dtype).min{line}'
+        added = name.rpartition(".")[2].strip("_") in ("add", "iadd", "radd", "sub")
+        at = (_number_line(subject, found.mask) if added else None) or at
+        fix = (
+            f'fill the scores with float("-inf") or torch.finfo(dtype).min{line}'
+            if at == found.op.location
+            else f"add torch.finfo(dtype).min at the positions to hide{on_line(at)}"
+        )
     elif found.kind == "opposite":
         cause = f"{name}{line} masks the positions to be kept, and none of the others"
         fact = weighs
@@ -306,15 +350,16 @@ def not_hidden(
         )
         fact = f"the softmax gives them up to {share} of the weight before they are set to 0"
         fix = 'mask the scores with float("-inf") before the softmax'
+    other = (found.mask, "the mask") if at == found.op.location else (found.op, "applies it")
     settings = [
         Culprit("call", one.name, detail, one.location)
-        for one, detail in ((found.mask, "the mask"), (op, "reads it"))
-        if one is not None and one.location not in (None, found.op.location)
+        for one, detail in (other, (op, "reads it"))
+        if one is not None and one.location not in (None, at)
     ]
     return replace(
         place,
         op=name,
-        location=found.op.location,
+        location=at,
         module=found.op.module or place.module,
         module_class=found.op.module_class if found.op.module else place.module_class,
         built=None,

@@ -61,7 +61,9 @@ def lengthening_line(
     place = places.place_of(found, subject.model)
     if place is None or found is None:
         return place
-    masked = not_hidden(other, found.again, place, kept=length, length=length + extra, side=side)
+    masked = not_hidden(
+        subject, other, found.again, place, kept=length, length=length + extra, side=side
+    )
     if masked is not None:
         return masked
     if found.numbers is None:

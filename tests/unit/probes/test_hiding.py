@@ -65,6 +65,13 @@ def added(scores, seen):
     return scores.softmax(-1)
 
 
+def named(scores, seen):
+    least = -torch.finfo(scores.dtype).tiny  # HERE
+    bias = (1 - seen.to(scores.dtype)) * least
+    scores = scores + bias
+    return scores.softmax(-1)
+
+
 def multiplied(scores, seen):
     scores = scores * seen  # HERE
     return scores.softmax(-1)
@@ -126,6 +133,7 @@ WRONG = {
     by_where: "does not mask: it fills in -0.5",
     by_index: "does not mask: it fills in 0.0001",
     added: "does not mask: it adds -2",
+    named: "does not mask: it adds -2.23e-308",
     multiplied: "does not mask: it multiplies by 0",
     inverted: "masks the positions to be kept, and none of the others",
     added_inverted: "masks the positions to be kept, and none of the others",
