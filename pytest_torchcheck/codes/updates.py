@@ -13,6 +13,7 @@ forgets = One("diagnosis.training.untaught:forgets", "momentum-lost")
 frozen_by_train = One("diagnosis.training.drift:frozen_by_train", "frozen-by-train")
 stops = One("diagnosis.training.drift:stops", "weight-stops")
 standstill = One("diagnosis.training.standstill:standstill", "weight-static", doubtful=True)
+taken_back = One("diagnosis.training.drift:taken_back", "update-taken-back")
 statistics = One("diagnosis.training.drift:statistics", "frozen-statistics")
 twice = One("diagnosis.training.optimizers:twice", "optimizer-twice")
 

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..probes.recorded.watch import version_of
 from ..record.tracing import Watcher, find_line, line_of
 from ..state import seed_everything
 from ..state.tensors import named_tensors
 from ..subject.errors import SubjectError
+from .closures import functions_of
 from .steps import StepWatch, begun, take_steps
 
 if TYPE_CHECKING:
@@ -203,6 +205,31 @@ def lines_of_step(subject: Subject, file: str) -> frozenset[int]:
 
     replay(subject, watch)
     return frozenset(ran)
+
+
+def last_written(subject: Subject, name: str) -> Location | None:
+    """Find the line of the user's step that is the last to write to a parameter, and of the step itself where it calls it."""
+    found: list[Location] = []
+    step = {f.__code__ for f in functions_of(subject.contract.train_step)}
+
+    def watch(model: nn.Module, _: Any) -> Watcher:
+        parameter = named_tensors(model)[name]
+        version = [version_of(parameter)]
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if event != "call" and version_of(parameter) != version[0]:
+                version[0] = version_of(parameter)
+                outer: FrameType | None = frame
+                while outer is not None and outer.f_code not in step:
+                    outer = outer.f_back
+                at = line if outer is None or outer is frame else outer.f_lineno
+                found.append(line_of((outer or frame).f_code, at))
+            return False
+
+        return watcher
+
+    replay(subject, watch)
+    return found[-1] if found else None
 
 
 def where_changed(subject: Subject, name: str) -> Location | None:

@@ -101,6 +101,74 @@ def _share(before: torch.Tensor | None, now: torch.Tensor, target: torch.Tensor)
     return share if 0 < share <= 1 and off <= _ALONG * float(moved.norm()) + noise else None
 
 
+_KEPT: Final = 0.3
+"""A smaller part of an update that is left says that the rest was not meant to go: a search halves its steps."""
+
+
+def taken_back(subject: Subject) -> dict[str, float] | None:
+    """Return what part of each update a step leaves, where it takes the same large part of all of them back, twice.
+
+    The step writes to the weights after its optimizer, and puts each on the way between what it was and what it was
+    to become: averaged weights that are put in for an evaluation and stay there do. Not where an optimizer steps
+    more than once in a call: then the way of all of them may be cut on purpose.
+
+    Cost: 1 FBS where the contract declares a step; 1 more where the step writes to the weights by itself.
+    """
+    if subject.contract.train_step is None or subject.contract.loop is not None:
+        return None
+    kept: list[dict[str, float]] = []
+    try:
+        with begun(subject) as (model, made):
+            trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+            before: dict[str, torch.Tensor] = {}
+            after: dict[str, torch.Tensor] = {}
+            counts: dict[int, int] = {}
+
+            def begins(optimizer: Any, *_: Any) -> None:
+                counts[id(optimizer)] = counts.get(id(optimizer), 0) + 1
+                before.update((n, p.detach().clone()) for n, p in trained.items())
+
+            def ends(*_: Any) -> None:
+                after.update((n, p.detach().clone()) for n, p in trained.items())
+
+            optimizers = optimizers_of(made)
+            handles: list[Any] = [o.register_step_pre_hook(begins) for o in optimizers]
+            handles += [o.register_step_post_hook(ends) for o in optimizers]
+            try:
+                for number in range(_STEPS):
+                    counts.clear()
+                    seed_everything(subject.seed + number)
+                    subject.train_step(model, made, subject.batch().clone())
+                    shares = _left_of_updates(trained, before, after)
+                    if shares is None or len(counts) != 1 or max(counts.values()) > 1:
+                        return None
+                    kept.append(shares)
+            finally:
+                for handle in handles:
+                    handle.remove()
+    except SubjectError:
+        return None
+    parts = [share for shares in kept for share in shares.values()]
+    return kept[-1] if max(parts) - min(parts) < 0.1 * max(parts) else None
+
+
+def _left_of_updates(
+    trained: Mapping[str, torch.Tensor],
+    before: Mapping[str, torch.Tensor],
+    after: Mapping[str, torch.Tensor],
+) -> dict[str, float] | None:
+    """Return what part of its update each weight kept; None where one kept most of it, or went elsewhere."""
+    found = {}
+    for name, parameter in trained.items():
+        if name not in after or torch.equal(before[name], after[name]):
+            continue  # no update of this optimizer
+        share = _share(before[name], parameter, after[name])
+        if share is None or share > _KEPT:
+            return None
+        found[name] = share
+    return found or None
+
+
 _AVERAGED_STEPS: Final = 3
 _COSINE: Final = 0.9
 """Cosine above which a copy moves along the line to its source; rounding turns small updates."""

@@ -29,7 +29,7 @@ from ...runs.training.stale_copies import moved_as_built, stale_copy, stopped
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
 from ...verdicts import inconclusive, not_applicable, passed
-from .pulled_back import averaged
+from .pulled_back import averaged, taken_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -331,8 +331,8 @@ def _frozen_late(subject: Subject, names: list[str]) -> tuple[str, ...]:
 def repeatable_steps(subject: Subject) -> Iterator[Finding]:
     """Run further steps without rebuilding anything, and look at what the first ones left.
 
-    What they learn lasts: a forward does not put weights back, evaluation and ``state_dict()`` follow the
-    weights, and evaluation depends on nothing else that training calls keep. Where anything counts calls, more
+    What they learn lasts: neither a forward nor the step puts weights back, evaluation and ``state_dict()`` follow
+    the weights, and evaluation depends on nothing else that training calls keep. Where anything counts calls, more
     steps run: what a first step trains, a later one with the same weights trains too, and a call of the user's
     own step that moves nothing leaves a trace of its batch in a later one.
     """
@@ -367,3 +367,5 @@ def lasting(subject: Subject, made: Trajectory) -> Iterator[Finding]:
             yield explain.unused_call(subject, call, left.numbers)
     if left.holds_inputs and subject.kernel_exact and inputs_late(subject):
         yield explain.late_inputs(subject)
+    if (shares := taken_back(subject)) is not None:
+        yield explain.taken_back(subject, shares)

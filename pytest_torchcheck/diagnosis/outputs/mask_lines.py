@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...findings import Location
+    from ...probes.positions.hiding import Hiding
     from ...probes.recorded.operations import Trace
     from ...probes.recorded.watch import Op
     from ...subject import Subject
@@ -298,6 +299,34 @@ def _is_number(place: Location) -> bool:
     return limit or isinstance(value, ast.Constant)
 
 
+def _unhidden(found: Hiding, number: Location | None) -> tuple[str, str, str]:
+    """Return cause, fact and fix of a mask that does not hide; ``number`` is the line of a number that is too weak."""
+    line, name = on_line(found.op.location), found.op.name
+    share = f"{100 * found.weight:.2g} %"
+    weighs = f"the softmax gives the masked positions {share} of the weight"
+    if found.kind == "weak":
+        others = f"the unmasked scores range from {found.low:.3g} to {found.high:.3g}"
+        does = _DOING.get(name.rpartition(".")[2].strip("_"), "fills in")
+        return (
+            f"{name}{line} does not mask: it {does} {found.value:.3g}",
+            f"{does} {found.value:.3g}, {others}: {weighs}",
+            f'fill the scores with float("-inf") or torch.finfo(dtype).min{line}'
+            if number is None
+            else f"add torch.finfo(dtype).min at the positions to hide{on_line(number)}",
+        )
+    if found.kind == "opposite":
+        return (
+            f"{name}{line} masks the positions to be kept, and none of the others",
+            weighs,
+            f"invert the mask of {name}{line}: it must be True at the positions to hide",
+        )
+    return (
+        f"{name}{line} is applied after the softmax, which has normalised over the masked positions",
+        f"the softmax gives them up to {share} of the weight before they are set to 0",
+        'mask the scores with float("-inf") before the softmax',
+    )
+
+
 def not_hidden(
     subject: Subject,
     trace: Trace,
@@ -324,33 +353,12 @@ def not_hidden(
     found = find_hiding(trace, op, kept=kept, length=length, side=side)
     if found is None or found.op.location is None:
         return None
-    line, name, at = on_line(found.op.location), found.op.name, found.op.location
-    share = f"{100 * found.weight:.2g} %"
-    weighs = f"the softmax gives the masked positions {share} of the weight"
-    others = f"the unmasked scores range from {found.low:.3g} to {found.high:.3g}"
-    if found.kind == "weak":
-        does = _DOING.get(name.rpartition(".")[2].strip("_"), "fills in")
-        cause = f"{name}{line} does not mask: it {does} {found.value:.3g}"
-        fact = f"{does} {found.value:.3g}, {others}: {weighs}"
-        added = name.rpartition(".")[2].strip("_") in ("add", "iadd", "radd", "sub")
-        at = (_number_line(subject, found.mask) if added else None) or at
-        fix = (
-            f'fill the scores with float("-inf") or torch.finfo(dtype).min{line}'
-            if at == found.op.location
-            else f"add torch.finfo(dtype).min at the positions to hide{on_line(at)}"
-        )
-    elif found.kind == "opposite":
-        cause = f"{name}{line} masks the positions to be kept, and none of the others"
-        fact = weighs
-        fix = f"invert the mask of {name}{line}: it must be True at the positions to hide"
-    else:
-        cause = (
-            f"{name}{line} is applied after the softmax, which has normalised over the masked "
-            "positions"
-        )
-        fact = f"the softmax gives them up to {share} of the weight before they are set to 0"
-        fix = 'mask the scores with float("-inf") before the softmax'
-    other = (found.mask, "the mask") if at == found.op.location else (found.op, "applies it")
+    name = found.op.name
+    added = name.rpartition(".")[2].strip("_") in ("add", "iadd", "radd", "sub")
+    number = _number_line(subject, found.mask) if found.kind == "weak" and added else None
+    at = number or found.op.location
+    cause, fact, fix = _unhidden(found, number)
+    other = (found.mask, "the mask") if number is None else (found.op, "applies it")
     settings = [
         Culprit("call", one.name, detail, one.location)
         for one, detail in (other, (op, "reads it"))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ... import sources
-from ...explanation import parameter
+from ...explanation import counted, on_line, parameter
 from ...findings import Culprit, Finding, Location
 from ...loop.closures import functions_of
+from ...loop.replay import last_written
 from ...probes.recorded.watch import Watch, name_of, tensors_in
 from ...runs.training.stale_copies import STEPS, moving_without
 from ...subject.errors import SubjectError
@@ -26,7 +27,7 @@ from ..outputs.eval_lines import keeping_lines
 from .optimizers import optimizer_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -260,6 +261,26 @@ def statistics(subject: Subject, names: list[str]) -> Finding:
         "freeze statistics",
         fix="keep the frozen part in eval mode: override train() to call .eval() on it",
         evidence={"buffers": list(names)},
+    )
+
+
+def taken_back(subject: Subject, shares: Mapping[str, float]) -> Finding:
+    """Explain weights of whose updates a step leaves a small part."""
+    name, share = next(iter(shares.items()))
+    place = last_written(subject, name)
+    return violated(
+        "update-taken-back",
+        f"the step takes back {1 - share:.0%} of what its optimizer has written",
+        culprits=[
+            Culprit("parameter", each, "is written to after the step", place)
+            for each in list(shares)[:3]
+        ],
+        location=place,
+        observed=f"of each of 2 updates of {counted(len(shares), 'parameter')} {share:.3g} is left when the step ends",
+        cause="the step writes to the weights after the optimizer, and does not put back what the optimizer wrote",
+        because="each weight ends on the way between what it was before the optimizer's step and what it was after it, "
+        "the same part of the way for all",
+        fix=f"restore what the optimizer wrote before the step ends, or write to a copy of the model{on_line(place)}",
     )
 
 

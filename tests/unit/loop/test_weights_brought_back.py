@@ -235,3 +235,71 @@ def test_a_narrow_model_may_be_evaluated_in_a_wider_dtype() -> None:
     )
     found = contract.check(["evaluation-leaves-trace"]).findings
     assert not [one for one in found if one.status in ("violated", "suspicious")]
+
+
+class Average:
+    """Keeps an average of the weights, which are exchanged for it and back."""
+
+    def __init__(self, decay: float = 0.9) -> None:
+        self.decay, self.values, self.kept = decay, [], []
+
+    @torch.no_grad()
+    def follow(self, model: Any) -> None:
+        if not self.values:
+            self.values = [p.detach().clone() for p in self.first]
+        for value, p in zip(self.values, model.parameters(), strict=True):
+            value.lerp_(p, 1 - self.decay)
+
+    @torch.no_grad()
+    def put_in(self, model: Any) -> None:
+        self.kept = [p.detach().clone() for p in model.parameters()]
+        for value, p in zip(self.values, model.parameters(), strict=True):
+            p.copy_(value)
+
+    @torch.no_grad()
+    def put_back(self, model: Any) -> None:
+        for value, p in zip(self.kept, model.parameters(), strict=True):
+            p.copy_(value)
+
+
+def averaged(restores: bool, decay: float = 0.9, often: int = 1) -> list[Finding]:
+    def optimizer(model: Any) -> Any:
+        made = torch.optim.SGD(model.parameters(), lr=0.1)
+        made.average = Average(decay)  # type: ignore[attr-defined]
+        made.average.first = [p.detach().clone() for p in model.parameters()]  # type: ignore[attr-defined]
+        return made
+
+    def train_step(model: Any, made: Any, inputs: Any, targets: Any) -> Any:
+        for _ in range(often):
+            made.zero_grad()
+            loss = F.mse_loss(model(*inputs), targets)
+            loss.backward()
+            made.step()
+        made.average.follow(model)
+        made.average.put_in(model)  # HERE
+        if restores:
+            made.average.put_back(model)
+        return loss.detach()
+
+    contract = Contract(
+        model=Net(), batch=((X,), Y), loss=F.mse_loss, train_step=train_step, optimizer=optimizer
+    )
+    found = contract.check(["repeatable-steps"]).findings
+    return [f for f in found if f.code == "update-taken-back"]
+
+
+def test_averaged_weights_that_stay_in_the_model() -> None:
+    (found,) = averaged(restores=False)
+    assert found.status == "violated"
+    assert "takes back 90%" in found.summary
+    assert found.location is not None
+    assert found.location.text.endswith("# HERE")
+
+
+@pytest.mark.parametrize(
+    ("restores", "decay", "often"), [(True, 0.9, 1), (False, 0.5, 1), (False, 0.9, 3)]
+)
+def test_weights_that_are_put_back_or_meant_to_go_a_part_of_the_way(
+    restores: bool, decay: float, often: int
+) -> None:
+    assert averaged(restores, decay, often) == []
