@@ -8,7 +8,7 @@ from ... import sources
 from ...findings import Culprit, Finding
 from ...verdicts import violated
 from ..replay import where_loss_is_made_anew
-from ..trace import Backward, Forward, LoadState, OptimizerStep, Trace
+from ..trace import Backward, Event, Forward, LoadState, OptimizerStep, Trace
 from .clipping import clips
 from .kept_weights import kept_as_it_is
 from .wording import at, call, few
@@ -71,7 +71,7 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
         owner = step.name.rpartition(".")[0] or "optimizer"
         held = trace.parameters.get(step.owner, ())
         part = len(step.stale) < len(held)
-        others = [e for _, e in trace.of("zero-grad")]
+        others = _clearing_others(trace, step)
         wanted = f"{owner}.zero_grad"
         seen = (
             f"; {others[0].name}() at {at(others[0].place)} does not reach them" if others else ""
@@ -87,6 +87,7 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
         )
         place = latest.place
         named = sources.uncalled(place, "zero_grad") if place is not None else None
+        twice = others[0] if others and _clears_twice(trace, others[0]) else None
         yield violated(
             "zero-grad-missing",
             f"{wanted}() is missing: {step.name}() applies the gradients of {passes} backward passes where "
@@ -101,7 +102,9 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
             observed=f"in call {step.step} of the step, the gradients of {len(step.stale)} of "
                 f"{len(held)} parameters ({few(step.stale)}) still contain an earlier pass; "
                 f"norm {step.norm:.4g}, {earlier.norm:.4g} in call {earlier.step}",
-            cause="gradients accumulate from step to step" + (f": {at(named)} names zero_grad and does not call it" if named is not None else ""),
+            location=twice.place if twice is not None and named is None else None,
+            cause="gradients accumulate from step to step" + (f": {at(named)} names zero_grad and does not call it" if named is not None
+                else f": {at(twice.place)} clears what is cleared again before its next backward pass" if twice is not None else ""),
             because=f"gradients applied at {at(earlier.place)} were not cleared before "
                 f"{at(latest.place)} added more{seen}",
             fix=f"add the parentheses at {at(named)}: {wanted}()" if named is not None
@@ -109,6 +112,24 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
             evidence={"parameters": sorted(step.stale)},
         )  # fmt: skip
         return
+
+
+def _clearing_others(trace: Trace, step: OptimizerStep) -> list[Event]:
+    """Return the calls of zero_grad that leave the gradients of a step alone: the nearest before its last backward pass first."""
+    found = list(trace.of("zero-grad"))
+    before = [e for place, e in found if place < max(step.sources)]
+    return [*before[::-1], *(e for place, e in found if place > max(step.sources))]
+
+
+def _clears_twice(trace: Trace, event: Event) -> bool:
+    """Say whether the next call with the same optimizer clears its gradients again, and the one before has applied them."""
+    place = next(i for i, e in enumerate(trace.events) if e is event)
+    own = [
+        (i, e.kind) for i, e in trace.of("zero-grad", "optimizer-step") if e.owner == event.owner
+    ]
+    before = [kind for i, kind in own if i < place]
+    after = [kind for i, kind in own if i > place]
+    return before[-1:] == ["optimizer-step"] and after[:1] == ["zero-grad"]
 
 
 def _step_before_backward(trace: Trace) -> Iterator[Finding]:

@@ -115,3 +115,50 @@ def test_the_line_that_turned_gradients_off_is_cited(way, text, monkeypatch):
     missing = next(c for c in found.culprits if c.name == "eval")
     assert missing.location.line == line(code, text)
     assert not check(stepping(way, right=True), "evaluation-leaves-trace")
+
+
+class Players(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.maker, self.judge = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.judge(self.maker(x))
+
+
+def clears_its_own(model, optimizers, inputs, targets):
+    makes, judges = optimizers
+    makes.zero_grad()
+    F.softplus(-model(*inputs)).mean().backward()
+    makes.step()
+    makes.zero_grad()  # once more
+    loss = F.softplus(model(*inputs)).mean()
+    loss.backward()
+    judges.step()
+    return loss.detach()
+
+
+def clears_nothing(model, optimizers, inputs, targets):
+    makes, judges = optimizers
+    makes.zero_grad()
+    F.softplus(-model(*inputs)).mean().backward()
+    makes.step()
+    loss = F.softplus(model(*inputs)).mean()
+    loss.backward()
+    judges.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("step", "text"), [(clears_its_own, "# once more"), (clears_nothing, "loss.backward()")]
+)
+def test_the_zero_grad_of_the_wrong_optimizer_is_cited(step, text):
+    def both(model):
+        return tuple(
+            torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.maker, model.judge)
+        )
+
+    torch.manual_seed(0)
+    made = Contract(model=Players, inputs="B 4", optimizer=both, train_step=step)
+    found = [f for f in made.check(["step-protocol"]).findings if f.code == "zero-grad-missing"]
+    assert [f.location.line for f in found] == [line(step, text)]
