@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..codes import behaviour as explain
+from ..codes import gradients
 from ..late import Late
 from ..objects import trees
+from ..probes.numbers.domains import holds_nonfinite
 from ..record.tracing import swallowed
 from ..runs.facts import forward_facts, kept_by, outputs
 from ..runs.outputs import Rows, gaps_between, output_rows
@@ -49,7 +51,8 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     reported. In eval mode, single samples run at sizes spread over the declared ranges.
 
     A batch of another size must leave nothing in the model that changes the output of the base batch. Samples
-    of a large batch must give the same output in a batch of only a few of them.
+    of a large batch must give the same output in a batch of only a few of them. What is finite at the sizes of
+    the base batch must be so at larger ones.
     """
     if (failed := step_of_fewer(subject)) is not None:
         yield failed
@@ -174,6 +177,9 @@ def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
         except SubjectError as error:
             yield explain.size_crash(subject, batch, error)
             return
+        if (broken := _overflown(subject, batch, made)) is not None:
+            yield gradients.non_finite_at(subject, batch, broken)
+            return
         if kept := [n for n in names if not subject.is_promised("MayChange", n)]:
             keeps.append((batch, kept))
         if id(batch) in telling:
@@ -188,6 +194,17 @@ def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
         if moved := remembered(subject, other=other):
             yield explain.remembers(subject, list(moved), kept, other)
             return
+
+
+def _overflown(subject: Subject, batch: Batch, made: dict[str, torch.Tensor]) -> list[str] | None:
+    """Return the outputs that are not finite at larger sizes, where those of the base batch are; else None."""
+    sizes = subject.batch().sizes
+    larger = all(size >= sizes.get(name, 0) for name, size in batch.sizes.items())
+    broken = [path for path, output in made.items() if holds_nonfinite(output)]
+    if not larger or not broken:
+        return None
+    base = forward_facts(subject).outputs
+    return None if any(map(holds_nonfinite, base.values())) else broken
 
 
 def _sizes_swept(subject: Subject) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ stops = One("diagnosis.training.drift:stops", "weight-stops")
 standstill = One("diagnosis.training.standstill:standstill", "weight-static", doubtful=True)
 taken_back = One("diagnosis.training.drift:taken_back", "update-taken-back")
 statistics = One("diagnosis.training.drift:statistics", "frozen-statistics")
+made_anew = One("diagnosis.training.optimizers:made_anew", "optimizer-remade", doubtful=True)
 twice = One("diagnosis.training.optimizers:twice", "optimizer-twice")
 
 blind_direction = One("diagnosis.training.lasting:blind_direction", "gradient-without-data")

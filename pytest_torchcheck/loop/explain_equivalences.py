@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from .. import sources
 from ..explanation import counted
 from ..findings import Culprit, Finding
 from ..verdicts import suspicious, violated
-from .traces.wording import at, call, few
+from .traces.wording import at, call, condition, few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..findings import Location
     from .accumulation import Comparison
     from .resume import Resumption
     from .trace import Event, Kind, OptimizerStep, Trace
@@ -145,17 +143,6 @@ def stepped_each(trace: Trace, n: int) -> Finding:
     )
 
 
-def _condition(deciding: list[Location], dead: frozenset[int]) -> Location | None:
-    """Return the line that decides whether a step runs: its ``if``, or what gave the one name in it its value."""
-    if not deciding:
-        return None
-    head = deciding[0]
-    if re.fullmatch(r"(el)?if (not )?[\w.]+:.*", head.text) is None:
-        return head
-    given = [one for one in deciding[1:] if one.line not in dead]
-    return given[0] if len(given) == 1 else head
-
-
 def stepped_early(trace: Trace, n: int, dead: frozenset[int] = frozenset()) -> Finding | None:
     """The optimizer's one step of a call runs before all micro-batches are in the gradients; None where it does not."""
     steps, passes = trace.optimizer_steps(step=0), trace.backwards(step=0)
@@ -166,7 +153,7 @@ def stepped_early(trace: Trace, n: int, dead: frozenset[int] = frozenset()) -> F
     if done == len(passes):
         return None
     deciding = sources.deciding_lines(steps[0].place) if steps[0].place is not None else []
-    place = _condition(deciding, dead) or steps[0].place
+    place = condition(deciding, dead) or steps[0].place
     deciding = [one for one in deciding if one.line not in dead]
     return violated(
         "accumulation-early",

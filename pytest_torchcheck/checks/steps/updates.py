@@ -7,6 +7,8 @@ import math
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ... import sources
 from ...codes import updates as explain
 from ...loop.closures import functions_of
@@ -64,14 +66,19 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
     if missing:
         yield explain.missing(subject, missing, coverage)
     twice = _applied_twice(subject, coverage.twice) if several else list(coverage.twice)
-    if twice:
-        yield explain.twice(subject, twice, coverage)
+    hung = [] if twice or several else _applied_twice(subject, made.moved, hung=True)
+    if twice or hung:
+        yield explain.twice(subject, twice or hung, coverage, several=several or bool(hung))
+        return
+    if not missing and (kinds := _made_anew(subject)):
+        yield explain.made_anew(subject, kinds)
+        return
     whole = None
-    if not missing and not twice and _asks_what_is_in(subject.contract.optimizer):
+    if not missing and _asks_what_is_in(subject.contract.optimizer):
         whole = explain.compared_whole(subject)
     if whole is not None:
         yield whole
-    if not missing and not twice and whole is None:
+    if not missing and whole is None:
         total = sum(p.requires_grad for p in subject.model.parameters())
         foreign = (
             f"; {len(coverage.foreign)} tensors are not the model's" if coverage.foreign else ""
@@ -79,6 +86,19 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
         yield passed(
             f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable parameters{foreign}"
         )
+
+
+def _made_anew(subject: Subject) -> list[str]:
+    """Return the classes of the optimizers that step, where each call has its own, and the declared one never steps."""
+    if subject.contract.train_step is None or subject.contract.optimizer is None:
+        return []
+    trace = trace_of(subject)
+    calls = [{e.owner for e in trace.optimizer_steps(step=n)} for n in range(trace.steps)]
+    stepped = set().union(*calls) if calls else set()
+    idle = [key for key, names in trace.parameters.items() if names and key not in stepped]
+    if len(calls) < _CALLS or not all(calls) or len(stepped) != sum(map(len, calls)) or not idle:
+        return []
+    return sorted({trace.classes.get(key, "") for key in stepped})
 
 
 def _asks_what_is_in(optimizer: Any) -> bool:
@@ -91,22 +111,33 @@ def _asks_what_is_in(optimizer: Any) -> bool:
     )
 
 
-def _applied_twice(subject: Subject, names: Iterable[str]) -> list[str]:
+def _applied_twice(subject: Subject, names: Iterable[str], *, hung: bool = False) -> list[str]:
     """Return the parameters to which two optimizers apply the gradient of one backward pass.
 
     Two losses that train what they share, each by its own optimizer, apply each pass once.
+
+    Args:
+        subject: Whose step.
+        names: Of the parameters.
+        hung: Whether to look for optimizers that the optimizer function does not return; one of the user's that
+            lets another one step is not counted beside it.
     """
     shared = set(names)
     if not shared or subject.contract.train_step is None:
-        return sorted(shared)
+        return [] if hung else sorted(shared)
     applied: dict[tuple[int, str], set[int]] = {}
-    for step in trace_of(subject).optimizer_steps():
+    trace = trace_of(subject)
+    for step in trace.optimizer_steps():
+        if hung and not hasattr(torch.optim, trace.classes.get(step.owner, "")):
+            continue
         for place in step.fresh:
             for name in step.sources.get(place, frozenset()) & shared:
                 applied.setdefault((place, name), set()).add(step.owner)
     return sorted({name for (_, name), owners in applied.items() if len(owners) > 1})
 
 
+_CALLS = 2
+"""So many calls of a step show that each makes an optimizer of its own."""
 _ROUNDED = 1e-5
 """Share of the gradient of its weight below which that of a bias is what rounding leaves of a sum of zero."""
 _FAINT = 1e-12

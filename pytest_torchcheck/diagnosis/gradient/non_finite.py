@@ -22,6 +22,7 @@ from ...record.hooks import hooked
 from ...runs.again import forward_and_loss
 from ...runs.layers import layer_rows
 from ...runs.numerics import eval_forward
+from ...state import seed_everything
 from ...text.wording import names_text
 from ...verdicts import violated
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ...batches import Batch
     from ...findings import Location
     from ...probes.numbers.domains import NonFinite
     from ...probes.numbers.wrapping import Wrapped
@@ -294,4 +296,30 @@ def wrapped(found: Wrapped) -> Finding:
         cause=f"the operands are {found.dtype}, and so is the result, which does not fit into it",
         because="the same call with its operands in int64 gives other numbers",
         fix=f"convert the operands first{line}: x.float(), or x.int()",
+    )
+
+
+def at_size(subject: Subject, batch: Batch, outputs: list[str]) -> Finding:
+    """Explain outputs that are NaN or infinite at larger sizes alone, by the first operation that makes them."""
+    sizes = ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
+
+    def run() -> Any:
+        subject.model.eval()
+        seed_everything(subject.seed)
+        with torch.no_grad():
+            return subject.call(subject.model, batch.clone())
+
+    with subject.pristine():
+        at = find_nonfinite(run, subject.model)
+    cause, fix = remedy(at, forward=True)
+    return violated(
+        "non-finite-forward",
+        f"{names_text(outputs)} {'is' if len(outputs) == 1 else 'are'} NaN or inf at {sizes}",
+        culprits=writers(at),
+        location=None if at is None else at.location,
+        observed=f"at the sizes of the base batch {'they are' if len(outputs) > 1 else 'it is'} finite",
+        cause=cause,
+        because=evidence_of(at),
+        fix=fix,
+        evidence={"sizes": dict(batch.sizes), "outputs": list(outputs)},
     )

@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
 from ... import sources
+from ...loop.closures import functions_of
 from ...record.tracing import find_line, line_of
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
@@ -160,11 +162,23 @@ def _called(frame: FrameType, line: int) -> tuple[Location, ...]:
     return tuple(places)
 
 
+@contextmanager
+def constructions(without: Any) -> Iterator[Making]:
+    """Note the lines that make optimizers and schedulers while a block is open.
+
+    Args:
+        without: A function of the user's, whose lines are left out for those that call it.
+    """
+    made = Making()
+    with _Constructions(made, frozenset(f.__code__ for f in functions_of(without))):
+        yield made
+
+
 class _Constructions:
     """Notes, while it is entered, the user's line that makes each optimizer and scheduler."""
 
-    def __init__(self, made: Making) -> None:
-        self._made = made
+    def __init__(self, made: Making, without: frozenset[CodeType] = frozenset()) -> None:
+        self._made, self._without = made, without
         self._originals: dict[type, Any] = {}
         self._places: dict[int, tuple[str, Location]] = {}
 
@@ -181,7 +195,7 @@ class _Constructions:
     def _noting(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if (place := _outside(this)) is not None:
+            if (place := _outside(this, self._without)) is not None:
                 self._note(this, place)
             original(this, *args, **kwargs)
             if isinstance(this, SequentialLR):
@@ -215,11 +229,12 @@ def _with_init(cls: type) -> Iterable[type]:
     return found
 
 
-def _outside(this: Any) -> Location | None:
+def _outside(this: Any, without: frozenset[CodeType] = frozenset()) -> Location | None:
     """Return the user's innermost running line that is not in the constructor of an object."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         own = frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is this
+        own = own or frame.f_code in without
         if not own and sources.rank(frame.f_code.co_filename) == 2:
             return sources.of_frame(frame)
         frame = frame.f_back

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import torch
+
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
+from ...subject.optimizers import optimizers_of
 from ...text.wording import have, names_text
-from ...verdicts import inconclusive, violated
-from .making import Making, making
+from ...verdicts import inconclusive, suspicious, violated
+from .making import Making, constructions, making
 from .parameter_groups import left_out, lost, skipped, spent_of
 
 if TYPE_CHECKING:
@@ -137,14 +141,16 @@ def _choices(made: Making) -> list[Culprit]:
     return [Culprit("call", "parameters", "a condition chooses", line) for line in lines[:4]]
 
 
-def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
+def twice(
+    subject: Subject, names: list[str], coverage: Coverage, *, several: bool | None = None
+) -> Finding:
     """Explain parameters that one optimizer holds more than once, or two that apply the same gradient."""
     spent = spent_of(subject, names[0])
     spent = spent if spent is not None and spent.tested else None
     place = spent.made if spent is not None else optimizer_line(subject)
     used = spent.culprits if spent is not None else ()
     why = f"; {spent.cause}" if spent is not None else ""
-    several = len(coverage.optimizers) > 1
+    several = len(coverage.optimizers) > 1 if several is None else several
     where = (
         "two optimizers that apply the same gradient" if several else "the optimizer more than once"
     )
@@ -156,7 +162,13 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         culprits=[*used, *(Culprit("parameter", name, detail, place) for name in names)],
         location=place,
         observed=f"{len(names)} parameters are held "
-        + (f"by more than one of {holders}" if several else f"twice by {holders}"),
+        + (
+            f"twice by {holders}"
+            if not several
+            else f"by {holders} and by another optimizer of the step"
+            if len(coverage.optimizers) < 2
+            else f"by more than one of {holders}"
+        ),
         cause=(
             "both optimizers apply the gradient of the same backward pass, so it is applied twice"
             if several
@@ -169,6 +181,30 @@ def twice(subject: Subject, names: list[str], coverage: Coverage) -> Finding:
         fix=spent.fix
         if spent is not None
         else f"give each parameter to one {'optimizer' if several else 'group'} only",
+    )
+
+
+def made_anew(subject: Subject, kinds: list[str]) -> Finding:
+    """Explain a step that makes its optimizer in each call: what it gathers is lost with it."""
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        declared = subject.make_optimizer(model)
+        with constructions(subject.contract.optimizer) as made:
+            subject.train_step(model, declared, subject.batch().clone())
+        gathers = any(
+            not isinstance(one, torch.optim.SGD) or one.defaults.get("momentum")
+            for one in optimizers_of(declared)
+        )
+    place = made.optimizers[0] if made.optimizers else None
+    name = ", ".join(kinds)
+    return (violated if gathers else suspicious)(
+        "optimizer-remade",
+        f"each call of the step makes a new {name}, and the declared optimizer never steps",
+        culprits=[Culprit("optimizer", "optimizer", "is made in each call", place)],
+        location=place,
+        observed="in consecutive calls no optimizer steps twice",
+        cause="momentum, averages of the gradients and schedules begin anew with every call",
+        because="the optimizer that steps in a call is none that stepped in the call before, nor the declared one",
+        fix=f"make it once, and let the step use the optimizer that it is given{on_line(place)}",
     )
 
 

@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING
 from ... import sources
 from ...findings import Culprit, Finding
 from ...verdicts import violated
-from ..replay import where_loss_is_made_anew
+from ..replay import lines_of_step, where_loss_is_made_anew
 from ..trace import Backward, Event, Forward, LoadState, OptimizerStep, Trace
 from .clipping import clips
 from .kept_weights import kept_as_it_is
-from .wording import at, call, few
+from .wording import at, call, condition, few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...subject import Subject
+
+
+_CALLS = 2
+"""So many calls in a row show a rule."""
 
 
 def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
@@ -25,6 +29,7 @@ def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     # where every call steps first, what stands between backward and the next call's step is in its
     # place
     yield from early or _zero_grad_between(trace)
+    yield from _last_pass_lost(subject, trace)
     yield from _zero_grad_missing(trace)
     yield from _loss_made_anew(subject, trace)
     yield from _leaks(trace)
@@ -59,6 +64,50 @@ def _zero_grad_between(trace: Trace) -> Iterator[Finding]:
             fix=f"move {cleared.name}() before the forward, or after {step.name}()",
         )
         return
+
+
+def _last_pass_lost(subject: Subject, trace: Trace) -> Iterator[Finding]:
+    """The last backward pass of each call comes after its last step, and the next call clears what it has computed."""
+    lost: list[tuple[Backward, Event]] = []
+    for number in range(trace.steps - 1):
+        steps, passes = trace.each(OptimizerStep, number), trace.each(Backward, number)
+        cleared = next(trace.of("zero-grad", step=number + 1), None)
+        later = trace.each(Backward, number + 1)
+        if not steps or not passes or cleared is None or any(e.closure for _, e in steps):
+            return
+        if passes[-1][0] < steps[-1][0] or not passes[-1][1].touched:
+            return
+        if not later or cleared[0] > later[0][0]:
+            return  # it is added to the passes of the next call
+        lost.append((passes[-1][1], cleared[1]))
+    if len(lost) < _CALLS:
+        return
+    backward, clearing = lost[0]
+    step = trace.optimizer_steps(step=backward.step)[-1]
+    line = trace.leading_to(step, backward)
+    ran = lines_of_step(subject, line.file) if line is not None else frozenset()
+    deciding = sources.deciding_lines(line) if line is not None else []
+    deciding = [one for one in deciding if one.line in ran]
+    yield violated(
+        "pass-lost",
+        f"the gradients of the last {backward.name}() of each call are cleared before any step applies them",
+        culprits=(
+            call(backward, "computes them"),
+            call(clearing, "clears them in the next call"),
+            call(step, "came before"),
+            *(
+                Culprit(
+                    "call", sources.assigned_name(one) or "condition", "decides when it steps", one
+                )
+                for one in deciding
+            ),
+        ),
+        location=condition(deciding, frozenset()) or line,
+        observed=f"in {len(lost)} calls the last backward pass came after the last optimizer step",
+        cause="the condition for a step is False after the last pass, and what is left over is not applied",
+        because=f"{at(backward.place)} ran after {at(step.place)}, and {at(clearing.place)} ran next",
+        fix=f"step after the last backward pass too, at {at(step.place)}",
+    )
 
 
 def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ...findings import Culprit, Location
@@ -24,3 +25,14 @@ def few(names: frozenset[str] | tuple[str, ...]) -> str:
     """Return the first names, and how many more there are."""
     shown = sorted(names)
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+def condition(deciding: list[Location], dead: frozenset[int]) -> Location | None:
+    """Return the line that decides whether a step runs: its ``if``, or what gave the one name in it its value."""
+    if not deciding:
+        return None
+    head = deciding[0]
+    if re.fullmatch(r"(el)?if (not )?[\w.]+:.*", head.text) is None:
+        return head
+    given = [one for one in deciding[1:] if one.line not in dead]
+    return given[0] if len(given) == 1 else head

@@ -73,3 +73,32 @@ def test_what_does_not_fit(motion):
 @pytest.mark.parametrize("motion", [converted, wider, fitting, larger])
 def test_what_fits(motion):
     assert told(motion) == []
+
+
+class Paths(nn.Module):
+    """Adds up the weights of all paths through a sequence."""
+
+    def __init__(self, stable):
+        super().__init__()
+        self.stable, self.head = stable, nn.Linear(4, 5)
+
+    def forward(self, x):
+        scores = self.head(x) + 1.0
+        total = scores[:, 0]
+        for step in range(1, x.shape[1]):
+            both = total[:, :, None] + scores[:, step, None]
+            total = both.logsumexp(1) if self.stable else both.exp().sum(1).log()
+        return total
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_what_is_infinite_at_larger_sizes(stable):
+    contract = Contract(
+        model=lambda: Paths(stable), inputs="B T 4", batch=((torch.randn(4, 8, 4),), torch.arange(4)),
+        sizes={"B": (1, 4), "T": (1, 120)}, loss=F.cross_entropy,
+    )  # fmt: skip
+    wrong = [f for f in contract.check(["batch-sizes"]).findings if f.status == "violated"]
+    assert [f.code for f in wrong] == ([] if stable else ["non-finite-forward"])
+    for found in wrong:
+        assert "T=120" in found.summary
+        assert "exp" in found.location.text

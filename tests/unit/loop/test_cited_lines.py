@@ -162,3 +162,133 @@ def test_the_zero_grad_of_the_wrong_optimizer_is_cited(step, text):
     made = Contract(model=Players, inputs="B 4", optimizer=both, train_step=step)
     found = [f for f in made.check(["step-protocol"]).findings if f.code == "zero-grad-missing"]
     assert [f.location.line for f in found] == [line(step, text)]
+
+
+def windows(rest):
+    def step(model, optimizer, inputs, targets):
+        parts = list(zip(inputs[0].split(2), targets.split(2), strict=True))
+        optimizer.zero_grad()
+        for number, (x, y) in enumerate(parts):
+            loss = F.cross_entropy(model(x), y)
+            (loss / 2).backward()
+            full = (number + 1) % 2 == 0 or (rest and number + 1 == len(parts))  # HERE
+            if full:
+                optimizer.step()
+                optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def carried_on(model, optimizer, inputs, targets):
+    for x, y in zip(inputs[0].split(2), targets.split(2), strict=True):
+        loss = F.cross_entropy(model(x), y)
+        (loss / 2).backward()
+        model.seen = getattr(model, "seen", 0) + 1
+        if model.seen % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("step", "blamed"),
+    [(windows(rest=False), True), (windows(rest=True), False), (carried_on, False)],
+    ids=["dropped", "applied", "carried on"],
+)
+def test_the_last_pass_of_a_call_that_no_step_applies(step, blamed):
+    torch.manual_seed(0)
+    batch = (torch.randn(6, 4),), torch.arange(6) % 3
+    made = Contract(
+        model=lambda: nn.Linear(4, 3), batch=batch, loss=F.cross_entropy, train_step=step,
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    )  # fmt: skip
+    found = [f for f in made.check(["step-protocol"]).findings if f.code == "pass-lost"]
+    assert bool(found) is blamed
+    for one in found:
+        assert one.location.text.endswith("# HERE")
+
+
+def given(model, optimizer, inputs, targets):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(*inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def own(model, optimizer, inputs, targets):
+    return given(model, torch.optim.Adam(model.parameters(), lr=0.01), inputs, targets)  # HERE
+
+
+def also_own(model, optimizer, inputs, targets):
+    own(model, optimizer, inputs, targets)
+    return given(model, optimizer, inputs, targets)
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def plain(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("step", "optimizer", "status"),
+    [
+        (own, adam, "violated"),
+        (own, plain, "suspicious"),
+        (also_own, adam, None),
+        (given, adam, None),
+    ],
+)
+def test_an_optimizer_that_each_call_makes(step, optimizer, status):
+    torch.manual_seed(0)
+    made = Contract(
+        model=model, inputs="B 4", targets=Labels("B", classes=3), loss=F.cross_entropy,
+        optimizer=optimizer, train_step=step,
+    )  # fmt: skip
+    findings = made.check(["optimizer-coverage"]).findings
+    found = [f for f in findings if f.code == "optimizer-remade"]
+    assert [f.status for f in found] == ([status] if status else [])
+    for one in found:
+        assert one.location.text.endswith("# HERE")
+
+
+class Wrapped(torch.optim.Optimizer):
+    """Lets another optimizer step."""
+
+    def __init__(self, base):
+        super().__init__(base.param_groups, base.defaults)
+        self.base, self.param_groups = base, base.param_groups
+
+    def step(self, closure=None):
+        return self.base.step(closure)
+
+
+def two(model):
+    made = torch.optim.SGD(model.parameters(), lr=0.1)
+    made.other = torch.optim.Adam(model[0].parameters())
+    return made
+
+
+def both(model, made, inputs, targets):
+    loss = given(model, made, inputs, targets)
+    made.other.step()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "step", "blamed"),
+    [(two, both, True), (two, given, False), (lambda m: Wrapped(adam(m)), given, False)],
+    ids=["both step", "one steps", "wrapped"],
+)
+def test_two_optimizers_of_which_one_hangs_on_the_other(optimizer, step, blamed):
+    torch.manual_seed(0)
+    made = Contract(
+        model=model, inputs="B 4", targets=Labels("B", classes=3), loss=F.cross_entropy,
+        optimizer=optimizer, train_step=step,
+    )  # fmt: skip
+    found = [f for f in made.check(["optimizer-coverage"]).findings if f.status == "violated"]
+    assert [f.code for f in found] == (["optimizer-twice"] if blamed else [])
