@@ -20,7 +20,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "gradients-finite",
-            "The loss and the gradients of ordinary batches are finite, and so are outputs in eval mode; no whole number wraps around.",
+            "The loss, the gradients and the outputs of ordinary batches are finite, and no whole number wraps around.",
             cost="2 FB, shared with gradients-exist; 1 F, shared",
         ),
         check(
@@ -66,7 +66,7 @@ CHECKS: tuple[Check, ...] = (
         check(
             "repeatable-steps",
             "Consecutive steps work and add up: what they learn is what is evaluated and saved.",
-            cost="shared with weights-update; 2 F more, 1 FBS with a train_step, 13 FBS on a few samples where something counts calls",
+            cost="shared with weights-update; 2 F more, 1 FBS with a train_step, 13 FBS where something counts calls",
         ),
     ),
     *family(

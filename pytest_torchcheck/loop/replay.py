@@ -208,7 +208,7 @@ def lines_of_step(subject: Subject, file: str) -> frozenset[int]:
 
 
 def last_written(subject: Subject, name: str) -> Location | None:
-    """Find the line of the user's step that is the last to write to a parameter, and of the step itself where it calls it."""
+    """Find the line of the user's step that is the last to write to a parameter, or that calls what does."""
     found: list[Location] = []
     step = {f.__code__ for f in functions_of(subject.contract.train_step)}
 

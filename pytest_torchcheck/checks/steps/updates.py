@@ -116,11 +116,8 @@ def _applied_twice(subject: Subject, names: Iterable[str], *, hung: bool = False
 
     Two losses that train what they share, each by its own optimizer, apply each pass once.
 
-    Args:
-        subject: Whose step.
-        names: Of the parameters.
-        hung: Whether to look for optimizers that the optimizer function does not return; one of the user's that
-            lets another one step is not counted beside it.
+    Where ``hung``, optimizers that the optimizer function does not return count too, but for one of the user's
+    that lets another one step.
     """
     shared = set(names)
     if not shared or subject.contract.train_step is None:

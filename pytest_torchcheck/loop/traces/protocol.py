@@ -164,14 +164,14 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
 
 
 def _clearing_others(trace: Trace, step: OptimizerStep) -> list[Event]:
-    """Return the calls of zero_grad that leave the gradients of a step alone: the nearest before its last backward pass first."""
+    """Return the calls of zero_grad, which leave a step's gradients alone: the nearest before its last pass first."""
     found = list(trace.of("zero-grad"))
     before = [e for place, e in found if place < max(step.sources)]
     return [*before[::-1], *(e for place, e in found if place > max(step.sources))]
 
 
 def _clears_twice(trace: Trace, event: Event) -> bool:
-    """Say whether the next call with the same optimizer clears its gradients again, and the one before has applied them."""
+    """Say whether the next call with the optimizer clears its gradients again, and the one before has applied them."""
     place = next(i for i, e in enumerate(trace.events) if e is event)
     own = [
         (i, e.kind) for i, e in trace.of("zero-grad", "optimizer-step") if e.owner == event.owner
