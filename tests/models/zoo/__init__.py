@@ -132,6 +132,9 @@ TRUE: dict[str, dict[str, str]] = {
         "samples-mixed": "attention over the samples is what this model is for",
         "batch-size-dependent": "the same",
     },
+    "widedeep.tab_net": {
+        "input-mutated": "its sparsemax subtracts from its input in place, and marks nothing dirty"
+    },
 }
 """What plain torch code confirms of a model: code and reason."""
 
