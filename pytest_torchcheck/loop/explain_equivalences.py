@@ -198,7 +198,12 @@ def not_resumed(found: Resumption, *, torchs: bool = False) -> Finding:
     # and a state may be loaded into memory of another form, where sums round otherwise
     restarts = names and found.evaluates and not found.carries
     # what a script hangs on an optimizer of torch's, such as a count of steps, it may save beside its state
-    hung = names and all(n.startswith("optimizer") for n in names) and (torchs or place is None)
+    saved = [f"{piece}." for piece in found.pieces if piece != "optimizer"]
+    hung = (
+        names
+        and all(n.startswith("optimizer") for n in names)
+        and (place is None or (torchs and not any(n.startswith(p) for n in names for p in saved)))
+    )
     make = suspicious if found.rounding or restarts or hung else violated
     return make(
         "resume-differs",

@@ -75,8 +75,8 @@ def _last_pass_lost(subject: Subject, trace: Trace) -> Iterator[Finding]:
         later = trace.each(Backward, number + 1)
         if not steps or not passes or cleared is None or any(e.closure for _, e in steps):
             return
-        if passes[-1][0] < steps[-1][0] or not passes[-1][1].touched:
-            return
+        if not passes[0][0] < steps[-1][0] < passes[-1][0] or not passes[-1][1].touched:
+            return  # none is left over, or every pass comes after the step, which is told otherwise
         if not later or cleared[0] > later[0][0]:
             return  # it is added to the passes of the next call
         lost.append((passes[-1][1], cleared[1]))
