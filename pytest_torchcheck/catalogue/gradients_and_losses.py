@@ -66,7 +66,7 @@ CHECKS: tuple[Check, ...] = (
         check(
             "repeatable-steps",
             "Consecutive steps work and add up: what they learn is what is evaluated and saved.",
-            cost="shared with weights-update; 2 F more, 1 FBS with a train_step, 13 FBS where something counts calls",
+            cost="shared with weights-update; 2 F more, 2 FBS if a train_step writes to weights, 13 if something counts calls",
         ),
     ),
     *family(

@@ -109,7 +109,7 @@ CHECKS: tuple[Check, ...] = (
         check(
             "averages-follow",
             "A moving average of the trained weights moves towards them in training steps.",
-            cost="3 FBS where the model holds such an average, 1 FBS for a module under two names, else nothing",
+            cost="shared with weights-update; 3 FBS if the model holds such an average, 1 for a module under two names",
         ),
         check(
             "moving-average",

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ..codes import behaviour as explain
+from ..late import Late
 from ..runs.facts import copied, forward_facts
 from ..runs.training.observation import digests
-from ..runs.variants.linear import folded_otherwise
 from ..runs.variants.settling import (
     alike_in_few,
     apart_with,
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from ..runs.training.steps import Trajectory
     from ..runs.variants.settling import Settled
     from ..subject import Subject
+
+folded_otherwise = Late("runs.variants.linear:folded_otherwise")
+"""It is asked where the modes differ."""
 
 _ROUNDING = 1e-3
 _APART = 1e-2

@@ -82,7 +82,7 @@ def _live_in_another_instance(subject: Subject, dead: set[str]) -> set[str]:
 
 
 def _live_without_holes(subject: Subject, names: set[str]) -> set[str]:
-    """Name the parameters that get a gradient once NaN in the targets, which marks what was not measured, is filled.
+    """Name the parameters that get a gradient once every NaN in the targets, a value not measured, is filled in.
 
     The values are other ones of the same target, in order.
     """

@@ -11,13 +11,13 @@ from ...codes import loss as explain
 from ...codes import updates
 from ...codes.state import unread_result
 from ...codes.undecided import BLOCKED
+from ...late import Late
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.consumption import LINEAR, Broadcast, LogOf
 from ...probes.loss.directions import shuffled, turned
 from ...probes.loss.slopes import Stretched, lost_entries
 from ...runs.liveness.unread import lost_in_loss
 from ...runs.losses.consumption import Consumed, LossEvidence, evidence
-from ...runs.losses.flat import flat_term
 from ...runs.losses.in_steps import lost_loss, penalised_in_parts, step_evidence
 from ...runs.losses.noise import unseen_noise
 from ...runs.losses.shapes import PAIRED, mutual
@@ -36,9 +36,14 @@ if TYPE_CHECKING:
     from ...probes.loss.slopes import Lost
     from ...subject import Subject
 
+flat_term = Late("runs.losses.flat:flat_term")
+"""It records runs; few losses are sums."""
+
 _SURE = 250.0
 """A difference of logits at which the smaller probability is 0 in float32, and its logarithm is
 -250."""
+_TERMS = 8
+"""Terms that are looked at one by one; a loss of more is a sum over layers or positions."""
 _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_softmax")
 
 
@@ -60,7 +65,7 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
         yield explain.dead_term(subject, seen.dead[0])
     elif seen.focal:
         yield explain.focal_mean(seen.focal[0])
-    elif trains and seen.terms > 1 and (flat := flat_term(subject)) is not None:
+    elif trains and 1 < seen.terms <= _TERMS and (flat := flat_term(subject)) is not None:
         yield explain.flat_term(flat)
     elif seen.loses and (dropped := lost_in_loss(subject)):
         yield unread_result(subject, dropped[0], loss=True)

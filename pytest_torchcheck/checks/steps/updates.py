@@ -395,5 +395,5 @@ def lasting(subject: Subject, made: Trajectory) -> Iterator[Finding]:
             yield explain.unused_call(subject, call, left.numbers)
     if left.holds_inputs and subject.kernel_exact and inputs_late(subject):
         yield explain.late_inputs(subject)
-    if (shares := taken_back(subject)) is not None:
+    if left.rewritten and (shares := taken_back(subject)) is not None:
         yield explain.taken_back(subject, shares)

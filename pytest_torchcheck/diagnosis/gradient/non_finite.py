@@ -22,6 +22,7 @@ from ...record.hooks import hooked
 from ...runs.again import forward_and_loss
 from ...runs.layers import layer_rows
 from ...runs.numerics import eval_forward
+from ...runs.variants.largest import sizes_of
 from ...state import seed_everything
 from ...text.wording import names_text
 from ...verdicts import violated
@@ -301,7 +302,7 @@ def wrapped(found: Wrapped) -> Finding:
 
 def at_size(subject: Subject, batch: Batch, outputs: list[str]) -> Finding:
     """Explain outputs that are NaN or infinite at larger sizes alone, by the first operation that makes them."""
-    sizes = ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
+    sizes = sizes_of(batch)
 
     def run() -> Any:
         subject.model.eval()

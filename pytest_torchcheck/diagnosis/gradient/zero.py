@@ -189,7 +189,7 @@ def _zero_parameters(subject: Subject, names: list[str]) -> list[str]:
 
 _ZERO_CAUSES = {
     "inactive": "a rectifier that it feeds has no positive input",
-    "infinite": "what it feeds is infinite, on the side on which a rectifier gives 0",
+    "infinite": "it feeds a rectifier with minus infinity alone, which becomes 0",
     "single-choice": "a softmax over a single entry is always one",
     "single-position": "an attention with one position to attend to gives it all the weight",
     "cancels": "the expression does not depend on it: its contributions cancel",
@@ -220,7 +220,7 @@ LOSSES_OF_VALUES = {
 
 
 _ZERO_FIXES = {
-    "infinite": "keep the infinities out of what is read afterwards: see which side this line's sign puts them on",
+    "infinite": "keep the infinity out of what is chosen: use the other sign on this line, or choose the other end",
     "inactive": "initialise the bias above zero or use a leaky rectifier",
     "single-position": "give it an input with more positions",
     "padding": "drop padding_idx where this index stands for a value, or read other rows",

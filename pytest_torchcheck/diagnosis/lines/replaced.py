@@ -48,14 +48,14 @@ def overwriting(_subject: Subject, found: Overwriting) -> Finding:
         "result-unread",
         f"{found.lost} of the {found.written} elements that line {line} writes are lost: a later turn writes over them",
         culprits=[
-            Culprit("tensor", name, "is written to anew", place),
+            Culprit("tensor", name, "is overwritten", place),
             *(Culprit("module", found.module, "computes what is lost", place),)
             * bool(found.module),
         ],
         location=place,
         observed=f"in one forward the line ran {found.turns} times on one tensor of shape {list(found.shape)}",
-        cause=f"the turns write to some of the same places of {name}, and each replaces what is there in place of "
-        "adding to it",
+        cause=f"several turns write to the same elements of {name}, and each replaces the earlier values in place of "
+        "adding to them",
         because="the values have a gradient, and between the turns no operation was given this tensor's memory",
         fix=f"add to {name} on line {line}, as index_add and index_put(accumulate=True) do",
     )

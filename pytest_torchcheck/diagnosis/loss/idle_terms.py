@@ -80,10 +80,10 @@ def flat_term(found: FlatTerm) -> Finding:
         ],
         location=place or made.location,
         observed=f"at other weights the term is {found.value:.4g} again, and its gradient is 0 up to rounding",
-        cause=f"{name}{line} takes values that follow the weights, and gives the same at all of them"
+        cause=f"{name}{line} is given values that depend on the weights, and gives the same result for all weights"
         + ": its operands are equal, each computed by itself" * bool(again),
         because="the values before this operation differ between the two runs, and the values after it do not",
-        fix=f"let one of the operands be a value that was kept, not one that{on_line(place)} is computed anew"
+        fix=f"compare with a stored value, not with one that is computed again{on_line(place)}"
         if again
         else f"reduce over another dimension{line}, or leave the term out",
     )

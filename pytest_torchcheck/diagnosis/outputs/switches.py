@@ -208,8 +208,8 @@ def folded(subject: Subject, part: Folded) -> Finding:
         culprits=[*culprits, Culprit("module", part.name, "differs between the modes", place)],
         location=place,
         observed=f"for one input its outputs differ by {part.distance:.3g} (relative)",
-        cause=f"{names_text(list(part.parameters))} {have(list(part.parameters), 'enters')} the result with another "
-        "factor, or in another place, in one of the modes",
+        cause=f"{names_text(list(part.parameters))} {have(list(part.parameters), 'contributes')} differently to the "
+        "result in the two modes",
         because="both modes are linear in the input, draw nothing, and read the same trainable parameters",
         fix="let the branch for eval mode compute the product that training computes",
         evidence={"parameters": list(part.parameters)},

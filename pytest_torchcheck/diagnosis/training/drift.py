@@ -270,13 +270,13 @@ def taken_back(subject: Subject, shares: Mapping[str, float]) -> Finding:
     place = last_written(subject, name)
     return violated(
         "update-taken-back",
-        f"the step takes back {1 - share:.0%} of what its optimizer has written",
+        f"the step undoes {1 - share:.0%} of its optimizer's update",
         culprits=[
             Culprit("parameter", each, "is written to after the step", place)
             for each in list(shares)[:3]
         ],
         location=place,
-        observed=f"of each of 2 updates of {counted(len(shares), 'parameter')} {share:.3g} is left when the step ends",
+        observed=f"in 2 steps, {share:.3g} of the update of {counted(len(shares), 'parameter')} is left at the end",
         cause="the step writes to the weights after the optimizer, and does not put back what the optimizer wrote",
         because="each weight ends on the way between what it was before the optimizer's step and what it was after it, "
         "the same part of the way for all",

@@ -104,7 +104,8 @@ def _last_pass_lost(subject: Subject, trace: Trace) -> Iterator[Finding]:
         ),
         location=condition(deciding, frozenset()) or line,
         observed=f"in {len(lost)} calls the last backward pass came after the last optimizer step",
-        cause="the condition for a step is False after the last pass, and what is left over is not applied",
+        cause="the condition for a step is False after the last pass" * bool(deciding)
+        or "no step comes after the last pass",
         because=f"{at(backward.place)} ran after {at(step.place)}, and {at(clearing.place)} ran next",
         fix=f"step after the last backward pass too, at {at(step.place)}",
     )

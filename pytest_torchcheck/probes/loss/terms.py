@@ -194,13 +194,15 @@ class Terms:
 
 def summands(root: Node) -> Iterator[tuple[Node, bool]]:
     """Iterate over a root and what it is a sum of, through factors, with whether that is a sum itself."""
-    stack = [root]
+    stack, seen = [root], {root}
     while stack:
         node = stack.pop()
         following = [n for n, _ in node.next_functions if n is not None]
         joins = node.name() in _JOINING or (node.name() in _SCALING and len(following) == 1)
         if following and joins:
-            stack += following
+            new = [n for n in dict.fromkeys(following) if n not in seen]  # a sum may be read twice
+            stack += new
+            seen.update(new)
         yield node, bool(following) and joins
 
 

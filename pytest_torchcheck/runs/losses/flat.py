@@ -165,9 +165,12 @@ def _stays(base: Trace, moved: Trace, one: Step, two: Step) -> bool:
 
 def _terms(trace: Trace) -> list[int]:
     """Return the places of the numbers that a loss is the sum of, without their factors."""
-    found, stack = [], list(trace.outputs[:1])
+    found, stack, seen = [], list(trace.outputs[:1]), set()
     while stack:
         place = stack.pop()
+        if place in seen:
+            continue
+        seen.add(place)
         made = trace.makers.get(place)
         name = "" if made is None else made.op.name.rpartition(".")[2].strip("_")
         if made is not None and (name in _SUMS or (name in _SCALES and len(made.operands) == 1)):

@@ -17,6 +17,7 @@ from ...objects import trees
 from ...objects.peek import closed_over
 from ...probes.holding.live_bytes import LiveBytes
 from ...probes.memory.allocations import storages
+from ...probes.recorded.watch import version_of
 from ...state import seed_everything
 from ...stepping import take_step
 from ...subject.errors import SubjectError
@@ -55,6 +56,7 @@ class Left:
         by: Those of ``kept`` on which they depend.
         uncopied: The code of a copy of the trained model that computes something else; empty where none does.
         holds_inputs: Whether the functions of the user's step hold inputs of a batch between calls.
+        rewritten: Whether the user's step writes to every parameter again that its optimizers have updated.
     """
 
     fading: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ class Left:
     by: tuple[str, ...] = ()
     uncopied: str = ""
     holds_inputs: bool = False
+    rewritten: bool = False
 
 
 class Leaving:
@@ -78,9 +81,12 @@ class Leaving:
     Args:
         subject: Whose model.
         model: The model, before the steps.
+        optimizers: Those that step.
     """
 
-    def __init__(self, subject: Subject, model: nn.Module) -> None:
+    def __init__(
+        self, subject: Subject, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
+    ) -> None:
         self._subject, self._model = subject, model
         self.strides = Strides(model)
         buffers = {name for name, _ in model.named_buffers()}
@@ -91,8 +97,15 @@ class Leaving:
         self._values = kept_values(model, self._before)
         self._numbers = numbers_of(subject)
         self._returned: tuple[str, ...] | None = None  # not seen
+        self._updated: dict[str, int | None] = {}  # how often each had been written to by then
+        for optimizer in optimizers if subject.contract.train_step is not None else ():
+            optimizer.register_step_post_hook(self._after_update)
         if _saves_itself(model):
             _saved(model)  # as a first checkpoint does
+
+    def _after_update(self, *_: Any) -> None:
+        named = self._model.named_parameters()
+        self._updated = {n: version_of(p) for n, p in named if p.requires_grad}
 
     def within_step(self) -> None:
         """See what a forward of a step after the first has put back, between backward and the optimizer's step."""
@@ -101,6 +114,8 @@ class Leaving:
     def after(self, batch: Batch) -> Left:
         """Ask the trained model; its flags, and what its forwards write, are no longer those of the steps."""
         model = self._model
+        now_written = {n: version_of(p) for n, p in model.named_parameters()}
+        rewritten = all(now_written.get(n) != times for n, times in self._updated.items())
         decaying = tuple(n for n in self.strides.decaying() if self._only_scaled(n))
         now = marks(model)
         kept = tuple(n for n, mark in self._before.items() if now.get(n) != mark)
@@ -127,7 +142,7 @@ class Leaving:
             fading=self.strides.fading(), decaying=decaying, put_back=put_back, stale=stale,
             kept=kept, numbers=numbers, remembered=remembered, by=by,
             rests=self.strides.rests(), uncopied=uncopied,
-            holds_inputs=self._holds_inputs(batch),
+            holds_inputs=self._holds_inputs(batch), rewritten=rewritten and bool(self._updated),
             follows=self.strides.moved_freely(decaying) if decaying else {},
             resolutions={n: self.strides.resolution(n) for n in decaying},
         )  # fmt: skip

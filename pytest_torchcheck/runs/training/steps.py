@@ -253,7 +253,11 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             if subject.state.original(parameter) is None
         }
         modes = {name: module.training for name, module in model.named_modules()}
-        rebinding, leaving, lines = Rebinding(model), Leaving(subject, model), OneLine(model)
+        rebinding, leaving, lines = (
+            Rebinding(model),
+            Leaving(subject, model, optimizers),
+            OneLine(model),
+        )
         losses: list[float] = []
         rates: list[float] = []
         live: set[str] = set()

@@ -75,9 +75,7 @@ class ReadsThroughAView(Experts):
         total, flat = torch.zeros_like(out), out.view(-1)
         for row, part in parts:
             out[row] = part
-            total = total + flat.view_as(out)
-            out = out * 0.0
-            flat = out.view(-1)
+            total = total + flat.view_as(total)
         return total
 
 

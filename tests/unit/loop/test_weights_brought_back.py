@@ -291,7 +291,7 @@ def averaged(restores: bool, decay: float = 0.9, often: int = 1) -> list[Finding
 def test_averaged_weights_that_stay_in_the_model() -> None:
     (found,) = averaged(restores=False)
     assert found.status == "violated"
-    assert "takes back 90%" in found.summary
+    assert "undoes 90%" in found.summary
     assert found.location is not None
     assert found.location.text.endswith("# HERE")
 
