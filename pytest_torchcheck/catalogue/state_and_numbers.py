@@ -221,7 +221,7 @@ CHECKS: tuple[Check, ...] = (
             "One batch can be memorised.",
             needs=("overfit",),
             cost="at most 40 FBS, everything included, or what Overfit(steps=) allows; most "
-            "models need 5 to 20 FBS of three samples",
+            "models need 3 to 15 FBS of three samples",
             axes="device",
             tries_skip=False,
         ),

@@ -13,6 +13,7 @@ from ..runs.overfitting.attempts import (
     DECLARED,
     Attempt,
     declared_attempt,
+    eased,
     own_attempt,
     quick_attempt,
 )
@@ -104,9 +105,10 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
     keep = min(_KEPT, budget.left / 2)
     if (quick := quick_attempt(subject, goal, budget, keep=keep)) is not None:
         seen, attempt = quick
+        near = eased(goal, seen.floor)
         slow = attempt.ended in ("pace", "budget") and _fell(attempt)
-        if _done(attempt, goal) or slow or budget.left < keep + _SEEN:
-            return _judge(subject, goal, seen, [attempt], budget, quick=True)
+        if _done(attempt, near) or slow or budget.left < keep + _SEEN:
+            return _judge(subject, near, seen, [attempt], budget, quick=True)
     seen = Look(loss=math.nan, floor=UNKNOWN, slope=0.0)
     if subject.contract.loss is not None:
         seen = look(subject, batch, budget)

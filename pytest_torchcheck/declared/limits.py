@@ -49,7 +49,9 @@ class Overfit(metaclass=Declaring):
 
     Attributes:
         steps: Most plain training steps that the check may spend, everything included.
-        ratio: What part of the distance between the first loss and its floor may remain.
+        ratio: What part of the distance between the first loss and its floor may remain. Where a
+            contract declares no ``overfit``, a quarter may where Adam learns a few samples and the
+            floor is known.
     """
 
     _refuses: ClassVar[type[Exception]] = DeclarationError
@@ -66,6 +68,10 @@ class Overfit(metaclass=Declaring):
             raise DeclarationError(
                 f"Overfit(ratio=) must be between 0 and 1, both excluded; got {self.ratio!r}"
             )
+
+
+UNDECLARED = Overfit()
+"""What a contract that says nothing of ``overfit`` is held to; of a few samples a larger ratio is enough then."""
 
 
 def share_or_size(field: str, parse: Callable[[Any], int], value: Any) -> int:

@@ -21,7 +21,7 @@ from ..text.wording import unknown
 from . import callables
 from .factories import class_built, class_of
 from .fields import Fields
-from .limits import DeclarationError, Overfit
+from .limits import UNDECLARED, DeclarationError, Overfit
 from .names import UnknownNameError, arguments_of, as_called, unknown_inputs, unknown_names
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ def checked_overfit(overfit: Any, skip: Mapping[str, str]) -> Overfit | None:
         raise DeclarationError(
             f"overfit: allowed are Overfit(steps=, ratio=) and None; got {overfit!r}"
         )
-    return Overfit() if isinstance(overfit, Unset) else overfit
+    return UNDECLARED if isinstance(overfit, Unset) else overfit
 
 
 def require_symbols(growth: Mapping[str, float], source: BatchSource | None) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ...declared.limits import Overfit
+from ...declared.limits import UNDECLARED, Overfit
 from ...loop.checkpoints import STEPS
 from ...objects import trees
 from ...objects.peek import attribute
@@ -45,6 +45,8 @@ _LEARNS = 0.9  # of the way is left then, at most
 _FALLS = 1e-4
 """Of the loss, from one step to the next: far more than rounding, and than an optimizer that crawls."""
 _GROWN = 2.0  # times the first loss: an optimizer that went further is looked at by itself
+_FAR_ENOUGH = 0.25
+"""Of the distance, for a few samples: one output for all of them leaves more of the loss of a few classes."""
 _LITTLE = 1e-6  # a smaller distance or gradient leaves nothing to learn
 DECLARED = "the declared optimizer"
 
@@ -152,6 +154,11 @@ def own_attempt(
     )
 
 
+def eased(goal: Overfit, floor: Floor) -> Overfit:
+    """Return when a few samples are learnt: earlier where the contract declares nothing and the floor is known."""
+    return replace(goal, ratio=_FAR_ENOUGH) if goal is UNDECLARED and floor.known else goal
+
+
 def quick_attempt(
     subject: Subject, goal: Overfit, budget: Budget, *, keep: float
 ) -> tuple[Look, Attempt] | None:
@@ -176,7 +183,7 @@ def quick_attempt(
             return None
         losses.append(seen.loss)
         rate = _first_rate(seen.loss, seen.floor, seen.slope, 0.75)
-        keep = max(keep, budget.left - _ENOUGH)
+        keep, goal = max(keep, budget.left - _ENOUGH), eased(goal, seen.floor)
         rate, ended = _by_adam(subject, model, goal, seen.floor, budget, losses, keep, rate, batch)
     return seen, Attempt(
         name=f"Adam from a rate of {rate:.2g}"
