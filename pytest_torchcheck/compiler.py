@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
+
+from .lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

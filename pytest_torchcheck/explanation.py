@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from . import sources
 from .findings import Culprit
+from .lean import dataclass
 from .text.wording import counted as counted
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .late import resolve
+from .lean import dataclass
 from .text.printable import printable, printable_data
 
 if TYPE_CHECKING:

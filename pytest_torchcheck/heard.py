@@ -11,10 +11,11 @@ import contextlib
 import re
 import sys
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TextIO
 
 from . import sources
+from .lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,9 +8,10 @@ itself), or where an explanation is needed only after something failed, the targ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+from .lean import dataclass
 
 
 def resolve(name: str) -> Any:

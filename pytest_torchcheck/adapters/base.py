@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import types
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from torch import nn
 
 from ..declared.factories import class_of
+from ..lean import dataclass
 from ..objects.peek import closed_over
 from ..state import isolated
 

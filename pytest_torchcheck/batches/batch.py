@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..lean import dataclass
 from ..specs.walk import rebuild, walk
 from .describe import LAYOUTS, Layout, describe_tensor, relayout_tensor
 

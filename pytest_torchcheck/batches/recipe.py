@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import le
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ..lean import dataclass
 from ..specs.domains import Domain, Normal, Unit
 from ..specs.noise import Stream
 from .read import is_dense

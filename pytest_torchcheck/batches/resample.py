@@ -6,13 +6,13 @@ The values of a real batch keep their domain when they are indexed: ids stay ids
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..lean import dataclass
 from ..specs.domains import Integers
 from ..specs.shapes import Expr
 from .read import is_dense

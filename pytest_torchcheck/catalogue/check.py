@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypedDict, Unpack
 
 from ..findings import Finding
 from ..late import Late
+from ..lean import dataclass
 
 CheckFunction = Callable[[Any], Iterable[Finding]]
 """Function that takes a :class:`~pytest_torchcheck.subject.Subject`."""

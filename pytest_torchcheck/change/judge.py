@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ..batches import Batch
+from ..lean import dataclass
 from ..probes.recorded.operations import narrow
 from ..subject import Subject
 from . import snapshot

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import sources
+from ..lean import dataclass
 from ..sources.syntax import source_of
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
 from ..findings import Location
+from ..lean import dataclass
 from . import snapshot
 from .traces import ALLOWED, parting, trace
 

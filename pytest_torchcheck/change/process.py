@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..lean import dataclass
 from .running import Outcome, Way
 from .traces import trace_of_plain
 from .tree import ENV, Tree, environment_for

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import verdicts
 from ..findings import Culprit
+from ..lean import dataclass
 from ..text.units import format_bytes
 from . import CHANGES, places
 from .lines import Edits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from .. import sources
 from ..findings import Location
+from ..lean import dataclass
 from ..objects import trees
 from ..state import ModuleState, seed_everything
 from ..subject.errors import SubjectError

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from ..lean import dataclass
 from ..text.printable import message_of
 from .snapshot import loading
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
 from ..findings import Location
+from ..lean import dataclass
 from ..objects import trees
 from ..probes.positions.spread import origin
 from ..probes.recorded.operations import Snapshot, Step, Trace, differing, record

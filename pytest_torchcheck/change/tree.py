@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from ..lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from .. import promises
 from ..codes import behaviour as explain
 from ..codes.undecided import BLOCKED
 from ..declared.names import UnknownNameError
+from ..lean import dataclass
 from ..objects import trees
 from ..runs.facts import forward_facts
 from ..runs.variants.cached import arguments, calls, run, ways_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 from .. import sources
 from ..explanation import listed
 from ..findings import Culprit, Finding, Location
+from ..lean import dataclass
 from ..objects import trees
 from ..probes.recorded.watch import storage_of
 from ..runs.saving import CheckpointError, through_file

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..catalogue import catalogue
 from ..contracts import Contract
+from ..lean import dataclass
 from ..text.printable import message_of
 from ..text.wording import counted
 from . import DONE, CommandError

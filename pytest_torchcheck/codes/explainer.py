@@ -6,13 +6,13 @@ import contextlib
 import os
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..deadline import Budget, TooLongError, running
 from ..findings import Finding, Status
 from ..interrupts import UserCodeError
 from ..late import resolve
+from ..lean import dataclass
 from ..text.printable import message_of
 
 Answer = TypeVar("Answer")

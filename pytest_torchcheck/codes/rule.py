@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ..lean import dataclass
 
 Link = Literal["model", "raises", "within", "overlap", "line"]
 

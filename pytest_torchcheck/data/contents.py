@@ -9,13 +9,14 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import torch
 
 from .. import sources
 from ..findings import Location
+from ..lean import dataclass
 from ..objects import trees
 from ..objects.peek import closed_over, names_in
 from .generators import is_generator

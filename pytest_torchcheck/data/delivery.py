@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from multiprocessing import spawn
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.utils.data import DataLoader
 
 from .. import sources
+from ..lean import dataclass
 from ..record.tracing import line_at
 from ..state import isolated, seed_process
 from . import zygote

@@ -9,11 +9,11 @@ import numbers
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from ..lean import dataclass
 from .contents import raw_bytes
 
 TARGET_KEYS = ("target", "targets", "label", "labels", "y")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..lean import dataclass
 from .contents import Contents, Held, is_array
 from .describing import Leaf, is_under, leaves
 from .snapshot import put_back

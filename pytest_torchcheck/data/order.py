@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from ..lean import dataclass
 from ..record.modes import Functions
 from ..state import isolated, seed_process
 from .describing import describe_sample

@@ -14,13 +14,13 @@ import pickle
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from .. import sources
+from ..lean import dataclass
 from ..text.printable import message_of
 from .contents import locate
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import (
@@ -20,6 +19,7 @@ from torch.utils.data import (
 )
 
 from .. import sources
+from ..lean import dataclass
 from .contents import Contents
 from .snapshot import Snapshot
 

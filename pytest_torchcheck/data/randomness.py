@@ -12,12 +12,12 @@ import contextlib
 import functools
 import random
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import sources
+from ..lean import dataclass
 from ..record.tracing import Given, find_line, locals_by_line, unlike
 from .generators import fingerprint, global_generators, is_generator
 from .simulation import WorkerRun, Workers

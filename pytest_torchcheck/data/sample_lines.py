@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
+from ..lean import dataclass
 from ..probes.numbers.finiteness import find_nonfinite
 from ..record.tracing import find_line, line_of
 from ..state import isolated

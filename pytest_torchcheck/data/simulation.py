@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from ..lean import dataclass
 from ..state import isolated
 from .contents import Contents, Held
 from .describing import describe_sample

@@ -6,11 +6,11 @@ import collections
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..lean import dataclass
 from ..objects.held import unlocked
 from ..state import isolated
 from .contents import Contents, Held, is_object_array

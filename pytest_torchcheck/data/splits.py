@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from ..lean import dataclass
 from .contents import Contents, Held
 from .describing import input_digest
 from .snapshot import put_back

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .. import deadline, sources
+from ..lean import dataclass
 from ..objects import trees
 from ..state import isolated, seed_process
 from ..text.printable import message_of

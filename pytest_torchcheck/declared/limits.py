@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import torch
 
+from ..lean import dataclass
 from ..text.calls import Declaring
 from ..text.units import parse_bytes
 from ..text.wording import unknown

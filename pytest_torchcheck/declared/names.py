@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
 from .. import promises as declared
+from ..lean import dataclass
 from ..objects.peek import attribute
 from ..text.wording import nearest
 from .factories import class_of

@@ -7,7 +7,7 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..data.generators import generator_state, set_generator_state
+from ..lean import dataclass
 from ..objects.peek import closed_over
 from ..record.modes import KernelObserver
 from ..state import seed_process

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ..codes.functions import NEVER
 from ..findings import Culprit, Finding, Location, Plain
+from ..lean import dataclass
 from .defined import defined_in
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..lean import dataclass
 from ..sources import of_object
 
 if TYPE_CHECKING:

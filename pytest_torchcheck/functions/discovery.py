@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..lean import dataclass
 from ..record.applied import Applied, Operators
 from ..sources import of_frame, of_object, rank
 from .binding import linked_arguments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import sources
 from ..late import Late
+from ..lean import dataclass
 from ..runs.facts import forward_facts
 from ..runs.training.observation import observe
 from ..state import seed_everything

@@ -6,7 +6,7 @@ import ast
 import difflib
 import inspect
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..lean import dataclass
 from ..record.modes import KernelObserver
 from ..sources import (
     holds,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..findings import Culprit, Finding, Location, Plain, Status
+from ..lean import dataclass
 from ..sources import of_object, rank
 from ..text.printable import message_of
 from .lines import error_line, gradient_line, head

@@ -6,12 +6,12 @@ import contextlib
 import os
 import sys
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .. import sources
+from ..lean import dataclass
 from ..state import Precision, flags_settable, rounded
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch import nn
 
+from ..lean import dataclass
 from ..state import is_lazy
 
 if TYPE_CHECKING:

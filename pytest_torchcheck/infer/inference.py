@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from .. import sources
 from ..contracts import Contract
 from ..declared.callables import takes_output_alone
 from ..declared.limits import DeclarationError
+from ..lean import dataclass
 from ..objects import trees
 from ..specs import SpecError, as_spec_tree
 from ..specs.annotations import specs_of_forward

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ..contracts import Contract
+from ..lean import dataclass
 from ..objects import trees
 from ..promises import (
     Causal,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from ..adapters.transformers import SPECIAL, special_ids
+from ..lean import dataclass
 from ..specs import Edges, Floats, Ints, Labels, Lengths, Mask, Positions, Tokens
 from .facts import Entry, Facts, entries, has_sequences
 

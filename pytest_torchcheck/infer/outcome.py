@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.nn.functional as F
 
+from ..lean import dataclass
 from ..objects import trees
 from ..specs import Floats, Labels, Probabilities, SpecError, UnitVectors
 from .target import TargetError, attribute, parse_target, see_loss

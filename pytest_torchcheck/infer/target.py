@@ -10,9 +10,11 @@ import difflib
 import functools
 import inspect
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from ..lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,7 +7,7 @@ import copy
 import math
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..batches import Batch, BatchSource
+from ..lean import dataclass
 from ..objects import trees
 from ..probes.memory.fake import fake_mode
 from ..specs import SpecError

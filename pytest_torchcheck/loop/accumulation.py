@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import sources
+from ..lean import dataclass
 from ..record.tracing import line_of
 from ..state import seed_everything
 from ..subject.errors import SubjectError, UnmeasurableError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from .. import sources
 from ..findings import Culprit
+from ..lean import dataclass
 from ..probes.holding.leaks import count_hooks
 from ..record.tracing import Watcher, line_of
 from ..subject.errors import SubjectError

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import sources
+from ..lean import dataclass
 from ..probes.recorded.watch import version_of
 from ..subject.optimizers import optimizers_of
 from .naming import frames_within, name_in, user_frame

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import nn
 
 from ..data.contents import Contents
 from ..data.generators import generator_state, is_generator, set_generator_state
+from ..lean import dataclass
 from ..objects import trees
 from ..runs.training.few import later_batch, seed_of
 from ..runs.training.observation import checksums

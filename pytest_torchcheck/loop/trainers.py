@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from ..lean import dataclass
 from ..subject.gradients import clear_gradients
 from .accumulation import Gradients, flat, gradients_of, without_noise
 from .steps import StepWatch, run_loop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -11,6 +10,7 @@ from torch import nn
 from ..data.contents import Contents, Held
 from ..data.describing import describe_leaf
 from ..data.generators import is_generator
+from ..lean import dataclass
 
 if TYPE_CHECKING:
     from ..findings import Location

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,7 @@ from .. import sources
 from ..codes import memory as explain
 from ..declared.limits import DeclarationError
 from ..findings import ContractViolation
+from ..lean import dataclass
 from ..probes.memory.allocations import OutOfBudget
 from ..probes.memory.profile import Holding, MemoryProfile
 from ..probes.memory.replay import build_profile

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from ..lean import dataclass
 from ..text.units import format_bytes
 
 if TYPE_CHECKING:

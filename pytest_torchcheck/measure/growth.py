@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..declared.limits import DeclarationError
+from ..lean import dataclass
 from ..probes.memory.fake import Unmeasurable
 from ..probes.memory.profile import NOWHERE, Holding, MemoryProfile
 from ..probes.memory.replay import build_profile, location_of

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ..lean import dataclass
 from ..probes.memory.allocations import OutOfBudget
 from ..probes.memory.fake import Unmeasurable, explain
 from ..probes.memory.tracker import MemoryTracker

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
+from ..lean import dataclass
 from ..objects import trees
 from ..record.hooks import hooked
 from ..state import ModuleState, is_lazy, seed_everything

@@ -8,11 +8,11 @@ import math
 import random
 import statistics
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..lean import dataclass
 from ..probes.memory.fake import Unmeasurable
 from ..state import isolated, seed_everything
 

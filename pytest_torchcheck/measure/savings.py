@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import sources
 from ..contracts import Contract
 from ..findings import ContractViolation, Culprit, Finding
+from ..lean import dataclass
 from ..objects import trees
 from ..probes.memory.allocations import PHASES, STOPS
 from ..probes.memory.fake import Unmeasurable

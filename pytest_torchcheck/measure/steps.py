@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..contracts import Contract
 from ..declared.limits import DTYPES, DeclarationError
+from ..lean import dataclass
 from ..probes.memory.fake import (
     Unmeasurable,
     as_fake,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from ..lean import dataclass
 from ..probes.recorded.watch import Op, Watch, name_of
 
 if TYPE_CHECKING:

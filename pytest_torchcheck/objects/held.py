@@ -14,11 +14,11 @@ import types
 import warnings
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..lean import dataclass
 from .peek import NONE, attributes, closed_over
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
 
 from .. import hardware
+from ..lean import dataclass
 from ..text.units import format_bytes
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -18,6 +18,7 @@ import pytest
 
 from .. import hardware
 from ..findings import Finding
+from ..lean import dataclass
 from . import options
 from .collection.items import CheckItem
 from .collection.records import read_record

@@ -6,11 +6,12 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import pytest
 
+from ..lean import dataclass
 from ..text.units import format_bytes, parse_bytes
 from . import options
 from .options import ACCELERATORS, Options

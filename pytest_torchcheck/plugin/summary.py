@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from ..lean import dataclass
 from ..render.terminal import followers, render_measured
 from ..render.text import headline, one_line, place, stale_lines
 

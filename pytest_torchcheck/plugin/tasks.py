@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
+
+from ..lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
+from ..lean import dataclass
 from ..objects.trees import tensors
 from .randomness import DrawWatch
 from .recorded.watch import name_of, tensors_in

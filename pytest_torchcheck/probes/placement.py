@@ -13,13 +13,14 @@ import os
 import re
 import sys
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .. import sources
+from ..lean import dataclass
 from .device_rules import EACH_ALONE, FIRST_DECIDES, ONE_DEVICE, PACKED, PLACEHOLDERS, SYNCS
 from .recorded.watch import Watch, in_backward, name_of, tensors_in
 

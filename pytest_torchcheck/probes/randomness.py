@@ -6,13 +6,13 @@ import functools
 import random
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import nn
 
 from .. import sources
+from ..lean import dataclass
 from ..objects.held import random_state, same_state
 from ..record.lines import traced
 from .gradient.switched_off import line_at

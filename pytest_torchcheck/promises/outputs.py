@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..lean import dataclass
 from .base import Promise, PromiseError, dim_of, function_of, input_of, path_of, reason_of
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from ..lean import dataclass
 from .base import Promise, PromiseError, globs_of, reason_of
 
 

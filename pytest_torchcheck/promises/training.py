@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from ..lean import dataclass
 from .base import Promise, PromiseError, reason_of
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ..lean import dataclass
 from ..subject.remembered import remembered
 from .launch import Outcome, run
 from .sending import PROMISED, NotSendable, Program, part_of

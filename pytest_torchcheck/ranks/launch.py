@@ -11,12 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import sources
 from ..findings import Location
+from ..lean import dataclass
 from .sending import dump
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ import io
 import os
 import pickle
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .. import sources
+from ..lean import dataclass
 from ..text.printable import message_of
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from ..lean import dataclass
 from .modes import Kernels
 
 if TYPE_CHECKING:

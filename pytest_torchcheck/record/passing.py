@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch.nn.modules import module as _modules
 
 from .. import sources
+from ..lean import dataclass
 from .tracing import expression
 
 if TYPE_CHECKING:

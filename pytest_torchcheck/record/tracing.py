@@ -9,7 +9,7 @@ import ast
 import linecache
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from opcode import opname
 from types import CodeType, FrameType
@@ -20,6 +20,7 @@ from ..data.contents import is_array
 from ..data.describing import describe_leaf
 from ..data.generators import fingerprint, is_generator
 from ..findings import Location
+from ..lean import dataclass
 from .lines import traced
 
 

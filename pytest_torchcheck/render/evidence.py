@@ -17,10 +17,11 @@ what a dataset holds, and how long reading it takes. ``time by line`` Likewise: 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..findings import Finding, Location
+from ..lean import dataclass
 from ..text.units import format_bytes
 from .text import number, place_and_text, sparkline
 

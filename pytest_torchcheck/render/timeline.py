@@ -6,10 +6,11 @@ keeps it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
+from ..lean import dataclass
 from ..text.units import format_bytes
 
 if TYPE_CHECKING:

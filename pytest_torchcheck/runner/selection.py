@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -13,6 +12,7 @@ from .. import verdicts
 from ..catalogue import Check, catalogue
 from ..codes.undecided import NO_DEVICE
 from ..declared.limits import FULL_PRECISION
+from ..lean import dataclass
 from ..subject.errors import SubjectError
 
 if TYPE_CHECKING:

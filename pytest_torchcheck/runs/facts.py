@@ -6,13 +6,14 @@ import contextlib
 import gc
 import random
 import sys
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..functions.discovery import recording
+from ..lean import dataclass
 from ..objects import trees
 from ..probes.holding.leaks import count_hooks
 from ..probes.holding.live_bytes import LiveBytes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from ..lean import dataclass
 from ..probes.holding.held_by_models import Holding, holdings
 from ..subject.optimizers import optimizers_of
 from ..subject.remembered import remembered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 
 from ..batches.read import is_dense
 from ..explanation import listed
+from ..lean import dataclass
 from ..objects import trees
 from ..probes.numbers.domains import holds_nonfinite, readable_values
 from ..probes.numbers.finiteness import find_nonfinite

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 
 from .. import sources
 from ..functions.discovery import is_compiled
+from ..lean import dataclass
 from ..probes.stand_ins import left_out, read_with, stand_in
 from ..state import seed_everything
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from ..lean import dataclass
 from ..objects import trees
 from ..state import seed_everything
 from ..subject.errors import SubjectError

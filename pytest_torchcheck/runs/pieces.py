@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .. import sources
+from ..lean import dataclass
 from ..objects import trees
 from ..objects.peek import PLAIN, entries
 from ..probes.holding.held_by_models import holdings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import linecache
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 
 from .. import sources
 from ..codes.errors import explain_error
+from ..lean import dataclass
 from ..objects import trees
 from ..probes.holding.held_by_models import Holding, holdings
 from ..probes.placement import Placement, Pretend, stray_attribute

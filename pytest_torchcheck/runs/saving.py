@@ -8,13 +8,13 @@ import math
 import pickle
 import re
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .. import sources
+from ..lean import dataclass
 from ..objects import trees
 from ..probes.holding.held_by_models import Holding, holdings
 from ..state import is_lazy, isolated, seed_everything

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import operator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ..lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

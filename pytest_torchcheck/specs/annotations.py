@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..lean import dataclass
 from .shapes import SpecError
 from .tensors import Mask, TensorSpec
 from .walk import as_spec_tree

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from operator import le
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ..lean import dataclass
 from . import noise
 from .shapes import SpecError
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..lean import dataclass
 from .domains import Context, Domain, Unit
 from .shapes import SpecError
 from .tensors import TensorSpec

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..lean import dataclass
 from .domains import Context, Domain, Unit, uniforms, whole, whole_numbers
 from .shapes import SpecError
 

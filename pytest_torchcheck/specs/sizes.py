@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
 
+from ..lean import dataclass
 from .shape_parsing import parse_relation
 from .shapes import Expr, SpecError
 

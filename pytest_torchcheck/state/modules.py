@@ -6,13 +6,13 @@ import collections
 import functools
 import sys
 import types
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.deterministic
 from torch import nn
 
+from ..lean import dataclass
 from ..objects.held import (
     CONTAINERS,
     Slots,

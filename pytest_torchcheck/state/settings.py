@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.deterministic
+
+from ..lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,13 +8,13 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ..batches import Batch, BatchSource
 from ..findings import strict_json
+from ..lean import dataclass
 from ..text.printable import message_of
 from .files import write_whole
 

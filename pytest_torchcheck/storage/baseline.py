@@ -5,8 +5,9 @@ One line each, sorted, in a file that people read and merge.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from ..lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -14,8 +14,9 @@ import platform
 import re
 import sys
 import tempfile
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from ..lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -16,7 +16,6 @@ from anywhere.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from ..batches.recipe import FINITE_EDGES, Bits, Edge, Recipe
 from ..batches.source import BatchSource
+from ..lean import dataclass
 from ..specs.shapes import SpecError
 from ..specs.tensors import Floats, Ints, Labels, TensorSpec
 from . import parts

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from ..batches.batch import relayout
 from ..batches.filling import followed
 from ..batches.read import is_dense
 from ..batches.recipe import kept, units
+from ..lean import dataclass
 from ..specs.shapes import SpecError
 
 if TYPE_CHECKING:

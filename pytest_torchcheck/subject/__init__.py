@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from .. import deadline
 from ..batches.batch import identity_of
 from ..codes.undecided import NO_VALUES
 from ..declared.callables import loss_of
+from ..lean import dataclass
 from ..loop.closures import keeps_something
 from ..objects import trees
 from ..state import seed_everything

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
+from ..lean import dataclass
 from ..objects import trees
 
 if TYPE_CHECKING:

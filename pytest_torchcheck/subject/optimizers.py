@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
+from ..lean import dataclass
 from ..objects import trees
 from ..objects.peek import attribute, entries
 from .errors import UnmeasurableError

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ...codes import loss as explain
+from ...lean import dataclass
 from ...probes.loss.free import Clamps, freed
 from ...state import seed_everything
 from ...subject.errors import SubjectError

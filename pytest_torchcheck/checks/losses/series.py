@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from ...codes import labels as explain
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.loss.arguments import targets_of
 from ...runs.facts import forward_facts

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import promises, sources
 from ...codes import training as explain
+from ...lean import dataclass
 from ...loop.recorder import record
 from ...loop.replay import where_changed
 from ...objects import trees

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ...lean import dataclass
 from ...loop.recorder import record
 from ...loop.steps import begun
 from ...state import seed_everything

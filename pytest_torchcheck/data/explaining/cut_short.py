@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections import ChainMap
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ...sources.slices import cuts
 from ..snapshot import put_back

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Sized
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...lean import dataclass
 from ...record.tracing import expression, find_line, line_of
 from ...sources.slices import Unknown, evaluated
 from ..contents import is_array

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from ... import sources
+from ...lean import dataclass
 from ...record.lines import traced
 from ...record.tracing import line_of, returns
 from ..contents import is_array

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.nn.functional as F
 
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.recorded.watch import Watch, name_of
 from ...record.passing import passing

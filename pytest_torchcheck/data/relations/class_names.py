@@ -11,13 +11,14 @@ import itertools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, Subset
 
 from ... import sources
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...verdicts import suspicious, violated
 from ..contents import is_array, is_object_array
 from ..explaining.making_lines import files_of

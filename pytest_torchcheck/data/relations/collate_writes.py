@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 
 from ... import sources
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...record.tracing import find_line
 from ...verdicts import suspicious, violated
 from ..snapshot import put_back

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import functools
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ...verdicts import suspicious, violated
 from ..describing import describe_sample

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...verdicts import suspicious, violated
 from ..wording import line_ref, where
 from .pairing import collated, label_path, lines_like

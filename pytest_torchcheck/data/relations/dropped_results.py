@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from ... import sources
+from ...lean import dataclass
 from ...record.lines import traced
 from ...verdicts import violated
 from ..contents import is_array

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ... import sources
+from ...lean import dataclass
 from ...record.tracing import find_line
 from ...state import seed_process
 from ...verdicts import suspicious, violated

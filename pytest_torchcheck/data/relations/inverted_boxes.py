@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ...lean import dataclass
 from ...record.tracing import find_line
 from ...verdicts import violated
 from ..contents import is_array

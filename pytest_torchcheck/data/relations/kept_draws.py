@@ -6,11 +6,12 @@ import ast
 import contextlib
 import functools
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ...verdicts import suspicious, violated
 from ..explaining.making_lines import files_of

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ..contents import Contents, Held, is_array
 from ..describing import describe_sample, leaves

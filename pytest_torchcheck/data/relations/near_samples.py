@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ...lean import dataclass
 from ..describing import is_under, leaves, target_path
 from ..snapshot import put_back
 from ..validity import read, spread

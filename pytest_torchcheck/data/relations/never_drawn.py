@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import copy
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...lean import dataclass
 from ...record.tracing import find_line
 from ...state import isolated, seed_process
 from ...verdicts import violated

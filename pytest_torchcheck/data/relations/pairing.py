@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...objects import trees
 from ...record.tracing import find_line, line_of
 from ...state import seed_process

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
 from ...findings import Culprit, Finding, Location
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ...state import isolated, seed_process
 from ...verdicts import violated

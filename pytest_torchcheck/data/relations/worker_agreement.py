@@ -11,12 +11,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
+from ...lean import dataclass
 from ..describing import Leaf, describe_leaf, leaves
 from ..simulation import Workers
 from ..snapshot import put_back

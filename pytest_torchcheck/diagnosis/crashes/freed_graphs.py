@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ... import sources
+from ...lean import dataclass
 from ...probes.recorded.watch import nodes_of
 from ..stored.graph_holders import Holder, assignment_in_code, holders
 from .history import Op, Shared, tensors_in

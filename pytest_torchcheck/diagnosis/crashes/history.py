@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
+from ...lean import dataclass
 
 if TYPE_CHECKING:
     from ...findings import Location

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import sources
 from ...findings import Culprit
+from ...lean import dataclass
 from .history import tensors_in
 
 if TYPE_CHECKING:

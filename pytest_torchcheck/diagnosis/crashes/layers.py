@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit
+from ...lean import dataclass
 from ..lines.layer_sizes import Origin, building_line, size_origin
 from ..lines.size_values import value_lines
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...findings import Culprit, Location
+from ...lean import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

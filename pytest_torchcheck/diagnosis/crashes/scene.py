@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +13,9 @@ import torch
 from torch import nn
 
 from ... import sources
-from ...explanation import (
-    PHASE_WORDS,
-    Explanation,
-    Phase,
-    clipped,
-    describe,
-    on_line,
-    times,
-)
+from ...explanation import PHASE_WORDS, Explanation, Phase, clipped, describe, on_line, times
 from ...findings import Culprit, Location
+from ...lean import dataclass
 from ...objects import trees
 from ...text.printable import message_of
 from ..lines.layer_sizes import building_line

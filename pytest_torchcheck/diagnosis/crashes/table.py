@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ...lean import dataclass
 
 if TYPE_CHECKING:
     from ...explanation import Explanation, Phase

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 
 from ...explanation import Explanation, describe, dtype_word, on_line
 from ...findings import Culprit
+from ...lean import dataclass
 from ..crashes.layers import computed, made_from, named_source, size_values
 from ..crashes.table import entry
 from ..lines.layer_sizes import Origin, building_line, size_origin

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 from ... import sources
 from ...explanation import CXX_DTYPES, PHASE_WORDS, Explanation, on_line
 from ...findings import Culprit
+from ...lean import dataclass
 from ..crashes.table import entry
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from ... import sources
 from ...findings import Culprit
 from ...functions.discovery import is_compiled
+from ...lean import dataclass
 from ...probes.stand_ins import read_with
 from ...record.lines import traced
 from ...record.tracing import line_of

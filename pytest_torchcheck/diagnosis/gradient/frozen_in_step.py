@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...findings import Culprit
+from ...lean import dataclass
 from ...probes.gradient.frozen_in_step import Frozen, frozen_in_step
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered

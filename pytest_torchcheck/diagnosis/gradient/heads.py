@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from ... import sources
 from ...findings import Culprit
+from ...lean import dataclass
 from ..crashes.layers import computed
 from ..lines.layer_sizes import building_line, size_origin
 from ..lines.size_values import value_lines

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...verdicts import violated
 from .freezing import files_of_model
 

@@ -7,10 +7,10 @@ import difflib
 import re
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...lean import dataclass
 from ...probes.holding.holders import lines_run
 from ...record.hooks import hooked
 from ...record.tracing import expression

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from ... import sources
 from ...explanation import listed, parameter
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...loop.checkpoints import STEPS
 from ...objects import trees
 from ...objects.trees import dense

@@ -6,10 +6,10 @@ Nothing is run. Where two assignments could have given the value, none is named.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import sources
+from ...lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

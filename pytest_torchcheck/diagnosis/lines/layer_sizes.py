@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
 from ... import sources
+from ...lean import dataclass
 from ...objects.weak import by_class
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import inspect
 import os
 import re
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn.modules import module as torch_module
 
 from ... import sources
 from ...findings import Culprit
+from ...lean import dataclass
 from ...record.lines import traced
 from ...record.modes import Functions
 from .unread import bound_from

@@ -6,12 +6,12 @@ import ast
 import inspect
 import os
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
+from ...lean import dataclass
 from ...record.tracing import find_line
 from .unread import bound_names, leaves, reads
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import sources
+from ...lean import dataclass
 from ...record.tracing import find_line
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import sources
 from ...findings import Culprit
+from ...lean import dataclass
 from ...record.tracing import find_line
 from ...runs.again import forward_and_loss
 from ...runs.liveness.taking import takings

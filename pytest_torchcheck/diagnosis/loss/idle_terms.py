@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from ... import sources
 from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ...runs.again import forward_and_loss
 from ...text.wording import have, names_text

@@ -7,13 +7,14 @@ that a function closes over, and the globals that it names.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ... import sources
+from ...lean import dataclass
 from ...sources.syntax import root_name
 
 if TYPE_CHECKING:

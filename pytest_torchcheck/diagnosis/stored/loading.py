@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ...findings import Culprit
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ...state.tensors import named_tensors
 from ..lines.conditions import assigned_for

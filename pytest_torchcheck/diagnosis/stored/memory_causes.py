@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
 from ...findings import Culprit, Location
+from ...lean import dataclass
 from ...probes.memory.profile import NOWHERE, Holding, MemoryProfile
 from ...text.units import format_bytes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from ... import sources
 from ...explanation import listed, on_line
 from ...findings import Culprit, Finding, Location
+from ...lean import dataclass
 from ...probes.holding.held_by_models import CONTAINERS
 from ...runs.training.observation import observe
 from ...text.wording import names_text

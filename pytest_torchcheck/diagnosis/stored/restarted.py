@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...runs.outputs import gap, outputs_of
 from ...runs.variants.settling import other_statistics

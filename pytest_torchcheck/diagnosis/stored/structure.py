@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
 from ... import sources
+from ...lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

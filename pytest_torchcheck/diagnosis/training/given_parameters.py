@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import torch
 
 from ... import sources
+from ...lean import dataclass
 from .given_syntax import (
     COMPREHENSIONS,
     last_line,

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
 from ... import sources
+from ...lean import dataclass
 from ...loop.closures import functions_of
 from ...record.tracing import find_line, line_of
 from ...subject.errors import SubjectError

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...explanation import Explanation, clipped, listed, on_line
 from ...findings import Culprit
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ..lines.assigned import assigned
 from .given_parameters import MOST, Given, given_to_optimizers, list_given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from ... import sources
 from ...explanation import parameter
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...loop.recorder import trace_of
 from ...loop.traces.copied_onto_itself import where_rebound
 from ...probes.gradient.provenance import find_cut, find_zero_gradients

@@ -7,11 +7,11 @@ nothing. The source is parsed, nothing is run.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import sources
 from ...findings import Culprit
+from ...lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from ... import sources
 from ...explanation import listed
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...loop.closures import functions_of
 from ...record.tracing import find_line
 from ...subject.errors import SubjectError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ...explanation import listed
 from ...findings import Culprit
+from ...lean import dataclass
 from ...record.tracing import find_line
 from ...sources import nodes, of_line, parsed
 from ..calls import Call, Run, tensors_of

@@ -7,12 +7,12 @@ real Jacobian (torch docs, "Autograd for Complex Numbers").
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ..calls import Call, Run, is_float
 
 if TYPE_CHECKING:

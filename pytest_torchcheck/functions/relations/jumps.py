@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...lean import dataclass
 from .jacobians import as_real, evaluate, moved, real_size
 from .relation import Relation
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from typing import TYPE_CHECKING
+
+from ...lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ... import sources
 from ...codes.training import used_up_near
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ...state import seed_everything
 from ...subject.gradients import clear_gradients

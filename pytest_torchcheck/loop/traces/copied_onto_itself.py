@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ... import sources
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.recorded.watch import readable
 from ...record.tracing import line_of

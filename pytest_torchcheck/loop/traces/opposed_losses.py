@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...findings import Culprit
+from ...lean import dataclass
 from ...objects import trees
 from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated

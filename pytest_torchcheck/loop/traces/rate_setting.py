@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ... import sources
+from ...lean import dataclass
 from ...record.tracing import find_line, line_giving, line_of, returns
 from ...state import seed_everything
 from ...subject.gradients import clear_gradients

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...findings import Culprit, Finding
+from ...lean import dataclass
 from ...probes.randomness import DrawWatch, generators
 from ...state import seed_everything
 from ...subject.errors import SubjectError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim.optimizer import (
 )
 
 from ...findings import Culprit
+from ...lean import dataclass
 from ...objects import trees
 from ...record.tracing import find_line, line_of
 from ...state import seed_everything

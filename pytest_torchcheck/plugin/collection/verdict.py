@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ...findings import ContractViolation, Finding
+from ...lean import dataclass
 from ...render.terminal import render_finding
 from ...render.text import headline
 from ..parts import TorchcheckWarning

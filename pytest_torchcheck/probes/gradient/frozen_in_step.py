@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ... import sources
+from ...lean import dataclass
 from ...record.passing import passing
 from ..recorded.recording import SWITCHES
 from ..recorded.watch import Watch, name_of

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ... import sources
+from ...lean import dataclass
 from ...objects import trees
 from ...record.modes import Observer
 from ...state import seed_everything

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from ...lean import dataclass
 from ...objects.weak import ByTensor
 from ...record.modes import Observer
 from ..recorded.recording import DERIVATIVE

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ... import sources
+from ...lean import dataclass
 from ..recorded.flow import CutKind, Flow, Loss
 from ..recorded.operations import gradients_kept, record_step
 from ..recorded.recording import DERIVATIVE, SWITCHES, Recorder

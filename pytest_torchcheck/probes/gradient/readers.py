@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import sources
+from ...lean import dataclass
 from ..recorded.operations import gradients_kept, record_step, values_behind
 from ..recorded.recording import Recorder
 

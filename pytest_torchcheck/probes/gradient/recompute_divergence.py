@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from ... import sources
+from ...lean import dataclass
 from ..recorded.divergence import Divergence
 from ..recorded.operations import fingerprint, gradients_kept
 from ..recorded.watch import Op, Watch, describe, name_of, readable, tensors_in

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ...objects.weak import ByTensor
 from ..recorded.operations import record_step
 from ..recorded.recording import DERIVATIVE, Recorder

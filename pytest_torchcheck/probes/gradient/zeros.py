@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ...lean import dataclass
 from ..recorded.operations import gradients_kept, record_step, values_behind
 from ..recorded.recording import Recorder
 from ..recorded.watch import Op, describe, tensors_in

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
 from ...findings import Culprit
+from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ..recorded.watch import storage_of
 

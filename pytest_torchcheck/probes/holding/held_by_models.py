@@ -9,13 +9,13 @@ import re
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 from ... import sources
+from ...lean import dataclass
 from ...objects.peek import PLAIN, attributes, slots
 from ...state.modules import ATOMS, FOREIGN
 from ...state.tensors import is_lazy

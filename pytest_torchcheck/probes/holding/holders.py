@@ -12,13 +12,13 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import sources
+from ...lean import dataclass
 from ...objects import heap
 from ...objects.peek import closed_over
 from ...record.lines import traced

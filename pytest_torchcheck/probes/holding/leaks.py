@@ -10,13 +10,13 @@ from __future__ import annotations
 import gc
 import itertools
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ... import sources
 from ...late import resolve
+from ...lean import dataclass
 from ...measure.plain_step import plain_step
 from ...state import seed_everything
 from ...subject.gradients import clear_gradients

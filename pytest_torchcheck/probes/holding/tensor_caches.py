@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ... import sources
+from ...lean import dataclass
 from ...measure.plain_step import plain_step
 from ...objects import heap
 from ...record.lines import traced

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError

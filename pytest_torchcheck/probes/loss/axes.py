@@ -6,12 +6,12 @@ Object Detection, 2017, equation 5); here ``ce`` is one number for all samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ...objects.weak import ByTensor
 
 if TYPE_CHECKING:

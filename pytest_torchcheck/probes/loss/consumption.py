@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ...lean import dataclass
 from ...objects.weak import ByTensor
 from ..gradient.surrogates import DeadTerms
 from ..recorded.unread import Reads

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ...record.modes import Functions
 from ...sources import rank
 from ...subject.errors import SubjectError

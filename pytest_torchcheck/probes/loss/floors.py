@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from ...lean import dataclass
 
 if TYPE_CHECKING:
     from torch import Tensor

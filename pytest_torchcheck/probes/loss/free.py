@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ...lean import dataclass
 from ...objects import trees
 from ...record.hooks import hooked
 from ..recorded.watch import Watch

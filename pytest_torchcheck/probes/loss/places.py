@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...state import has_drawn, random_states, seed_everything
 from ...subject.errors import SubjectError

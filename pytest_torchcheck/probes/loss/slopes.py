@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ...objects import trees
 from ...record.modes import Observer
 from ...state import seed_everything

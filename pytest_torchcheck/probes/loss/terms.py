@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ...lean import dataclass
 from ...objects.weak import ByTensor
 from ..recorded.watch import Op, tensors_in
 

@@ -7,11 +7,12 @@ does not choose, and for places that do not count; it is a mistake where entries
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+
+from ...lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

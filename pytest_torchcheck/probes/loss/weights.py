@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...subject.errors import SubjectError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from ...findings import Location
+from ...lean import dataclass
 from ...text.units import format_bytes
 from .allocations import PHASES
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ...lean import dataclass
 from ..recorded.operations import gradients_kept
 from ..recorded.watch import Watch, in_backward, readable, tensors_in
 

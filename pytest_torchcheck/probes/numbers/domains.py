@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ..recorded.watch import Op, readable, tensors_in
 
 if TYPE_CHECKING:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ...lean import dataclass
 from ...objects.weak import ByTensor
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ...lean import dataclass
 from ..recorded.overwriting import Overwrites
 from ..recorded.unread import Reads
 from ..recorded.watch import (

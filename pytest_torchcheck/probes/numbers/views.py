@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ..recorded.watch import version_of
 
 if TYPE_CHECKING:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from ...lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ... import sources
+from ...lean import dataclass
 from ..recorded.operations import gradients_kept, record_step
 from ..recorded.recording import Recorder
 from ..recorded.watch import readable, storage_of, tensors_in

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ..recorded.watch import Watch, name_of, tensors_in
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from ...lean import dataclass
 from ..recorded.operations import aligned, differing
 from .spread import origin
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ...sources import edits
 
 if TYPE_CHECKING:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ..recorded.operations import Step, Trace, aligned, changed
 from .rereading import find_reread, rows_of_labels
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...lean import dataclass
 from ...objects import trees
 
 if TYPE_CHECKING:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ..positions.rereading import find_reread, rows_of_labels
 from ..positions.spread import CHOOSING, Spread, first_spread, operands_of, origin
 from .operations import Snapshot, Step, Trace, aligned, changed, error, record

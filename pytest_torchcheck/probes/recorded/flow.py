@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ...lean import dataclass
 from ..gradient.paths import Ahead
 from .operations import values_behind
 from .recording import DERIVATIVE, IMPORTS, Recorder

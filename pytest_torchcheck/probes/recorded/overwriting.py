@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from .watch import readable
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ import os
 import sys
 import weakref
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ... import sources
+from ...lean import dataclass
 from ...objects.trees import same
 from ...record.lines import traced
 from .watch import Watch, in_backward, name_of, operands, readable, tensors_in, version_of

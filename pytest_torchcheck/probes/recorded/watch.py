@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import resolve_name
 
 from ... import sources
+from ...lean import dataclass
 from ...objects.trees import is_freed
 from ...record.modes import Functions, Observer
 from ..gradient.switched_off import decorator_line, with_line
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ...findings import Location
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One call of a torch function, as the user would name it.
 
@@ -53,7 +54,7 @@ class Op:
         return f"{self.name}{place}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Scope:
     """A module on the stack of running forwards."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.loss.arguments import targets_of, with_target
 from ...state import seed_everything

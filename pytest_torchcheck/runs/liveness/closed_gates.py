@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dis
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
+from ...lean import dataclass
 from ...objects import trees
 from ...subject.errors import SubjectError
 from ..again import forward_and_loss

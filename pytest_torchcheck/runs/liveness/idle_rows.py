@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from ...lean import dataclass
 from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ... import sources
+from ...lean import dataclass
 from ...probes.holding.holders import lines_run
 from ...subject.remembered import remembered
 from ..training.observation import observe

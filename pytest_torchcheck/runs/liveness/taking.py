@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.recorded.recording import Recorder
 from ...probes.recorded.watch import storage_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import linecache
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ... import sources
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.recorded.unread import UnreadWatch
 from ...state import seed_everything

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.loss.arguments import Alignable, alignable, misfit
 from ...probes.loss.consumption import (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import GradientEdge
 
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.loss.terms import summands
 from ...probes.recorded.operations import Step, Trace, aligned, changed, record

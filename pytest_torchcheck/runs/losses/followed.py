@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from ...lean import dataclass
 
 FIRST = 1e-5
 """Relative step of every parameter up to which the curvature is far below the tolerance."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
 from ... import sources
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.gradient.penalties import PartialNorms, Turned, reflected
 from ...probes.loss.consumption import LossWatch

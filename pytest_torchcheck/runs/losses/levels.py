@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from ... import sources
+from ...lean import dataclass
 from ...loop.closures import functions_of
 from ...objects.peek import closed_over
 from ...probes.recorded.watch import Watch

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...batches.rows import take_rows
+from ...lean import dataclass
 from ...objects import trees
 from ...record.modes import Functions
 from ...state import seed_everything
@@ -36,7 +37,7 @@ _BY_PLACE = frozenset(
 _RESHAPES = frozenset({"view", "reshape", "unflatten"})
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reordered:
     """A loss in two orders of the samples.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
+from ...lean import dataclass
 from ...objects import trees
 from ...objects.weak import ByTensor
 from ...probes.loss.slopes import LossOfOutput

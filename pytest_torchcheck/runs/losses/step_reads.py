@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from ...batches.rows import choose_rows
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.loss.arguments import all_finite, by_step, same_results
 from ...subject.errors import SubjectError

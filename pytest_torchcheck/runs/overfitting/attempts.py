@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ...declared.limits import UNDECLARED, Overfit
+from ...lean import dataclass
 from ...loop.checkpoints import STEPS
 from ...objects import trees
 from ...objects.peek import attribute

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.loss import floors
 from ...probes.loss.arguments import targets_of

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...batches.rows import flat_rows
+from ...lean import dataclass
 from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...state import seed_everything
 from ...subject.errors import SubjectError

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dis
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ...lean import dataclass
 from ...loop.closures import functions_of
 from ...objects import trees
 from ...probes.recorded.watch import version_of

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ...lean import dataclass
 from ...loop.checkpoints import is_torchs
 from ...objects import trees
 from ...state import seed_everything

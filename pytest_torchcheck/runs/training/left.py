@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ... import sources
 from ...functions.discovery import is_compiled
+from ...lean import dataclass
 from ...loop.checkpoints import STEPS, is_torchs
 from ...loop.closures import functions_of, holds_any
 from ...objects import trees

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 from ...data.contents import raw_bytes
 from ...functions.discovery import RecordedCall, recording
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.gradient.recompute_divergence import watch_checkpointing
 from ...probes.holding.held_by_models import Holding, graph_leaves, holdings

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from ... import sources
+from ...lean import dataclass
 from ...objects import trees
 from ...probes.holding.held_by_models import graph_leaves
 from ...state import seed_everything

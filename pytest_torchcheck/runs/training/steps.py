@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from ... import compiler
 from ...functions.discovery import is_compiled
+from ...lean import dataclass
 from ...loop.checkpoints import CHECKPOINT, STEPS, keep_checkpoint
 from ...loop.closures import carried_graphs
 from ...loop.traces.copied_onto_itself import Rebinding, is_trained

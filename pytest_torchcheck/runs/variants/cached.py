@@ -6,11 +6,12 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...lean import dataclass
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from .settling import quiet

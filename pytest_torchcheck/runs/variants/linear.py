@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...lean import dataclass
 from ...objects import trees
 from ...subject.errors import SubjectError
 from .settling import Quiet, asks_for_mode, quiet

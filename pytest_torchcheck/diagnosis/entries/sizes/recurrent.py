@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 
 from ....explanation import Explanation, describe, numbers
 from ....findings import Culprit
+from ....lean import dataclass
 from ...crashes.layers import edit, input_of, or_declared, size_values, sized_by, where_decided
 from ...crashes.table import entry
 from ...lines.layer_sizes import building_line
