@@ -13,9 +13,17 @@ from ..codes.undecided import BLOCKED
 from ..objects import trees
 from ..runs.variants.largest import also_at_largest, entries_apart
 from ..runs.variants.orders import edge_axes, edge_orders, farthest, turned, with_inputs
-from ..runs.variants.padding import own_part, padded, refill
+from ..runs.variants.padding import (
+    exchanged,
+    follows,
+    lengths_of,
+    own_part,
+    padded,
+    real_entries,
+    real_positions,
+    refill,
+)
 from ..runs.variants.woken import also_woken, promise_woken
-from ..specs.sequences import Lengths
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
@@ -118,7 +126,7 @@ def _padding(
     longer = _lengthened(batch, dim, ids.shape[dim], subject, path, mask, promise, extra)
     extended = with_inputs(batch, longer)
     refilled = with_inputs(extended, {path: refill(longer[path], ids, dim, extra, promise.side)})
-    told = (mask is not None and mask[0] in longer) or bool(_lengths_of(subject, path, dim))
+    told = (mask is not None and mask[0] in longer) or bool(lengths_of(subject, path, dim))
     varied = told and not trees.same(refilled.tensors()[path], longer[path])
     try:
         outputs, bound = run(subject, [batch, extended, *([refilled] if varied else [])])
@@ -137,7 +145,7 @@ def _padding(
             cut = None if other is None else own_part(tensor, other, extra, promise.side)
             if cut is None:
                 continue
-            real = _real_of(tensor, ids, mask, promise)
+            real = real_entries(tensor, ids, mask, promise)
             keep, then = (tensor, cut) if real is None else (tensor[real], cut[real])
             compared += keep.numel() if number == 0 else 0
             unseen += [name] if bool((keep.isnan() & then.isnan()).any()) else []
@@ -145,17 +153,50 @@ def _padding(
             if beyond_rounding(subject, batch, gap, bound):
                 if draws_in_eval(subject):
                     return _random("a longer batch draws")
+                if number == 1 and not _contents_tell(
+                    subject, promise, refilled, path, output, first, extra
+                ):
+                    return passed(
+                        f"{extra} more padded positions change no output, and what stands there none beyond "
+                        f"that it is not the pad value, {promise.pad}"
+                    )
                 whole = _whole(subject, promise, batch, path, mask) if given is None else None
                 if whole and (plain := _padding(subject, promise, whole)).status == "violated":
                     return plain
                 return explain.padding(
                     subject, promise, path, name, gap, extra, batch, extended, refilled if told else None,
-                    real=_real(ids, mask[1] if mask else None, promise), contents=number == 1,
+                    real=real_positions(ids, mask[1] if mask else None, promise), contents=number == 1,
                 )  # fmt: skip
     if unseen:
         return inconclusive(f"{unseen[0]} is NaN in both batches: {_BLIND}", code=BLOCKED)
     more = "padded positions, and their values," if varied else f"positions of {promise.pad}"
     return _compared(f"{extra} more {more}", compared, bound)
+
+
+def _contents_tell(
+    subject: Subject, promise: promises.PaddingInvariant, refilled: Batch, path: str, output: Any,
+    first: Mapping[str, torch.Tensor], extra: int,
+) -> bool:  # fmt: skip
+    """Say whether outputs depend on what stands at added positions, beyond that it is not the pad value.
+
+    Args:
+        refilled: The longer batch, with contents at its added positions.
+        path: Of the padded input.
+        output: What the model gives for it.
+        first: What it gives for the shorter batch, whose outputs are compared.
+    """
+    tensor = refilled.tensors()[path]
+    others = exchanged(tensor, promise.dim, extra, promise.pad, promise.side)
+    if trees.same(others, tensor):
+        return True
+    (again,), bound = run_wide(subject, [with_inputs(refilled, {path: others})])
+    one, two = trees.floats(output), trees.floats(again)
+    for name, short in first.items():
+        if name in one and (mine := own_part(short, one[name], extra, promise.side)) is not None:
+            then = own_part(short, two[name], extra, promise.side) if name in two else None
+            if then is None or trees.apart(then, mine) > bound:
+                return True
+    return False
 
 
 def _compared(what: str, count: int, bound: float) -> Finding:
@@ -169,21 +210,6 @@ _BLIND = "it cannot be seen what changes it"
 
 def _random(why: str) -> Finding:
     return inconclusive(f"the output is random in eval mode: {why} other random numbers")
-
-
-def _real_of(
-    output: torch.Tensor,
-    ids: torch.Tensor,
-    mask: tuple[str, torch.Tensor] | None,
-    promise: promises.PaddingInvariant,
-) -> torch.Tensor | None:
-    """Return which entries of an output with positions are real, bool; None where all are compared."""
-    dim = promise.dim
-    if mask is not None and output.dim() > dim and output.shape[:2] == mask[1].shape[:2]:
-        return mask[1].bool()
-    if output.dim() > dim and output.shape[: dim + 1] == ids.shape[: dim + 1]:
-        return ids != promise.pad
-    return None
 
 
 def _lengthened(
@@ -205,7 +231,7 @@ def _lengthened(
             or tensor.shape[dim] != length
         ):
             continue
-        if not _follows(subject, path, name, dim) and name not in (path, mask[0] if mask else ""):
+        if not follows(subject, path, name, dim) and name not in (path, mask[0] if mask else ""):
             continue
         fill = promise.pad if name == path else 0
         longer[name] = padded(tensor, dim, extra, fill, promise.side)
@@ -232,40 +258,10 @@ def _whole(
     elif not ids.is_floating_point() and (real := ids[ids != promise.pad]).numel():
         places = torch.arange(ids.numel(), device=ids.device).view(ids.shape) % real.numel()
         changed[path] = torch.where(ids == promise.pad, real[places], ids)
-    for name in _lengths_of(subject, path, promise.dim):
+    for name in lengths_of(subject, path, promise.dim):
         changed[name] = torch.full_like(inputs[name], length)
     whole = with_inputs(batch, changed)
     return None if all(trees.same(inputs[name], t) for name, t in changed.items()) else whole
-
-
-def _real(
-    ids: torch.Tensor, mask: torch.Tensor | None, promise: promises.PaddingInvariant
-) -> torch.Tensor | None:
-    """Return which positions are no padding, bool [samples, positions]; None where that is not known."""
-    if promise.dim != 1:
-        return None
-    if mask is not None:
-        return mask.bool() if mask.dim() == 2 else None
-    return ids != promise.pad if ids.dim() == 2 and not ids.is_floating_point() else None
-
-
-def _lengths_of(subject: Subject, path: str, dim: int) -> list[str]:
-    """Return the inputs that tell the model how long each row is, so that anything may stand behind."""
-    symbols = [s for s in subject.source.symbols if subject.source.axes(s).get(path) == dim][:1]
-    return [
-        name
-        for name, spec in subject.source.specs.items()
-        if isinstance(spec.values, Lengths) and spec.values.longest in symbols
-    ]
-
-
-def _follows(subject: Subject, path: str, name: str, dim: int) -> bool:
-    """Say whether an input has the same symbol along the padded dimension."""
-    for symbol in subject.source.symbols:
-        axes = subject.source.axes(symbol)
-        if axes.get(path) == dim and axes.get(name) == dim:
-            return True
-    return False
 
 
 def permutation_invariance(subject: Subject) -> Iterator[Finding]:

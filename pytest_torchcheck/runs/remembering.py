@@ -10,8 +10,9 @@ import torch
 
 from ..objects import trees
 from ..objects.held import restore_container, shallow
-from ..state import seed_everything
+from ..state import isolated, seed_everything
 from ..state.outer import outer_containers
+from ..state.tensors import named_tensors
 from ..subject.errors import SubjectError
 from .facts import copied, forward_facts
 from .outputs import gap
@@ -116,8 +117,15 @@ def _holder(model: nn.Module, tensor: torch.Tensor) -> str:
     return ""
 
 
-def outlived(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...]:
+def outlived(
+    subject: Subject, forget: Collection[str] = (), *, constants: bool = True
+) -> tuple[str, ...]:
     """Evaluate with other weights, load what an evaluated model saves, and evaluate again: no call of ``train`` or ``eval`` between.
+
+    Args:
+        subject: Whose model.
+        forget: Paths of attributes that are put back before the second evaluation.
+        constants: Whether what is the same in every model of this make is another value as well.
 
     Returns:
         Paths of the outputs that are not the saved model's, as :func:`remembered` says; empty where they
@@ -132,11 +140,14 @@ def outlived(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...]:
             for k, v in model.state_dict().items()
         }
 
+    same: set[str] = set()
+
     def differ(*, changed: bool, used: bool) -> bool:
         with subject.pristine(steps=True) as model, torch.no_grad():
             model.eval()
             if changed:
-                perturb(saved_tensors(model))
+                own = {id(t) for name, t in named_tensors(model).items() if name in same}
+                perturb(t for t in saved_tensors(model) if id(t) not in own)
             before = {path: kept_value(model, path) for path in forget}
             if used:
                 _evaluate(subject, model)
@@ -146,12 +157,33 @@ def outlived(subject: Subject, forget: Collection[str] = ()) -> tuple[str, ...]:
             return gap(_evaluate(subject, model), wanted) is not None
 
     try:
+        same.update(() if constants else _constants(subject))
         found = differ(changed=True, used=True)
         if found and not forget:
             found = not differ(changed=True, used=False) and not differ(changed=False, used=True)
     except (SubjectError, RuntimeError):  # other values that the model, or a load that it, refuses
         return ()
     return tuple(wanted) if found else ()
+
+
+def _constants(subject: Subject) -> set[str]:
+    """Return the frozen parameters and the buffers that neither a training forward nor another seed makes different."""
+    with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
+        before = {
+            name: tensor.detach().clone()
+            for name, tensor in named_tensors(model).items()
+            if not tensor.requires_grad
+        }
+        subject.call(model, subject.batch().clone())
+        others = [named_tensors(model)]
+        if subject.contract.is_factory:
+            with isolated():
+                others.append(named_tensors(subject.build(subject.seed + 1)))
+        return {
+            name
+            for name, tensor in before.items()
+            if all(name in other and trees.same(tensor, other[name]) for other in others)
+        }
 
 
 def _evaluate(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:

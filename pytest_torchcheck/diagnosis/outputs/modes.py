@@ -353,13 +353,17 @@ def stale_after_load(subject: Subject) -> Finding:
     kept = list(forward_facts(subject).keeps)
     alone = next(([name] for name in kept[:_RESTORED] if not outlived(subject, [name])), kept)
     named, what = _keepers(subject, alone), names_text(alone)
-    return violated(
+    made, other = violated, "other weights"
+    if not outlived(subject, constants=False):
+        # training and seeds leave what it is made of as it is: only another configuration loads other values
+        made, other = suspicious, "other values of what no training changes"
+    return made(
         "stale-after-load",
         f"load_state_dict() leaves {what} as the weights before it made it: the outputs are not the saved model's",
         culprits=named,
         location=(named[0].location if named else None)
         or sources.of_object(type(subject.model).forward),
-        observed="in eval mode: a forward with other weights, load_state_dict(), and a forward that "
+        observed=f"in eval mode: a forward with {other}, load_state_dict(), and a forward that "
         "differs from the saved model's",
         cause=f"a forward in eval mode keeps {what}, and a load does not clear it",
         because=f"with {what} cleared after the load, or without the forward before it, the outputs are equal"

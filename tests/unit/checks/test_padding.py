@@ -227,3 +227,33 @@ def test_drawn_labels_that_nothing_marks_decide_nothing() -> None:
     finding = _drawn(Labels("B T", classes=6), -100)
     assert finding.status == "inconclusive"
     assert "ignore_index" in finding.summary
+
+
+class ByIdToo(nn.Module):
+    """Takes a mask, and positions from the ids that are no padding, as RoBERTa does."""
+
+    def __init__(self, leak: bool) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(20, 6), nn.Embedding(40, 6, padding_idx=0)
+        self.head, self.leak = nn.Linear(6, 4), leak
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        text = (ids != 1).long()
+        x = self.embed(ids) + self.place(text.cumsum(1) * text)
+        kept = torch.ones_like(mask) if self.leak else mask
+        return self.head((x * kept[:, :, None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
+
+
+@pytest.mark.parametrize("leak", [False, True])
+def test_a_model_that_also_tells_padding_by_its_id_is_sound_unless_it_reads_the_contents(
+    leak: bool,
+) -> None:
+    ids = torch.randint(3, 20, (4, 7), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    ids[1, :2], mask[1, :2] = 1, 0
+    made = Contract(
+        model=lambda: ByIdToo(leak), batch=((ids, mask), torch.tensor([0, 1, 2, 3])), inputs=("B T", "B T"),
+        loss=F.cross_entropy, promises=(promises.PaddingInvariant(ids=0, mask=1, pad=1, side="left"),),
+    )  # fmt: skip
+    (finding,) = made.check(["padding-invariance"]).findings
+    assert finding.status == ("violated" if leak else "passed"), finding

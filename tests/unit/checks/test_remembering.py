@@ -195,6 +195,30 @@ def test_weights_merged_for_evaluation_and_tables_of_positions_are_sound(how):
     assert not loaded(how)
 
 
+class Scaled(nn.Module):
+    """Keeps the inverse of a scale that is no trained weight."""
+
+    def __init__(self, how):
+        super().__init__()
+        scale = torch.rand(6) if how == "drawn" else torch.linspace(1.0, 2.0, 6)
+        self.scale = nn.Parameter(scale + 0.5, requires_grad=how == "trained")
+        self.head, self.inverse = nn.Linear(6, 3), None
+
+    def forward(self, x):
+        if self.training:
+            return self.head(x.mean(1) / self.scale)
+        if self.inverse is None:
+            self.inverse = 1 / self.scale.detach()
+        return self.head(x.mean(1) * self.inverse)
+
+
+@pytest.mark.parametrize("how", ["constant", "drawn", "trained"])
+def test_what_is_made_of_constants_alone_is_only_suspicious_after_a_load(how):
+    made = Contract(model=lambda: Scaled(how), batch=((X,), Y), loss=F.cross_entropy)
+    found = {f.code: f for f in made.check(checks=["state-dict-roundtrip"]).findings}
+    assert found["stale-after-load"].status == ("suspicious" if how == "constant" else "violated")
+
+
 class Rotates(nn.Module):
     """Keeps its angles by length, or by length and start."""
 
