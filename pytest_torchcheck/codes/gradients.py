@@ -25,7 +25,7 @@ not_reparameterised = One(
     "diagnosis.gradient.missing:not_reparameterised", "sample-not-reparameterised"
 )
 spread_mistaken = One("diagnosis.loss.suiting:spread_mistaken", "spread-mistaken")
-blind_choice = One("diagnosis.gradient.missing:blind", "choice-untrained")
+blind_choice = One("diagnosis.gradient.choosing:blind", "choice-untrained")
 zero = Each("diagnosis.gradient.zero:zero", "grad-zero", doubtful=True, seen=True)
 unlike_the_loss = One(
     "diagnosis.training.descent:differs",

@@ -6,34 +6,25 @@ import ast
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
 from ... import sources
 from ...explanation import parameter
 from ...findings import Culprit, Finding, Location
-from ...objects import trees
 from ...probes.gradient.provenance import find_cut
-from ...probes.recorded.recording import Recorder
 from ...runs.again import forward_and_loss
-from ...runs.liveness.choices import FLAT
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
-from ..lines.passed_on import handed_on
 from ..loss.consumed import loss_line
 from . import unused_results as unused
 from .cuts import CAUSES, fix_of, kind_at
 from .evaluation_only import evaluation_only, read_in_evaluation
 from .siblings import called_instead, read_instead
-from .unused_results import picking
 from .zero import looks, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...probes.gradient.provenance import GraphCut
-    from ...probes.recorded.values import Call, Value
     from ...probes.recorded.watch import Op
-    from ...runs.liveness.choices import Choice
     from ...runs.omitted import Omitted
     from ...runs.training.steps import Trajectory
     from ...subject import Subject
@@ -287,99 +278,3 @@ def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
         fix="reparameterise on this line: mean + std * torch.randn_like(std), or rsample()",
         evidence={"parameters": names},
     )
-
-
-def blind(subject: Subject, choice: Choice) -> Finding:
-    """Explain parameters that decide an output in jumps, and whose gradients heed no target."""
-    names = list(choice.parameters)
-    owners = sorted({name.split(".")[0] for name in names})
-    op = _choosing(subject, choice)
-    place, line = _lines(subject, op)
-    culprits = [Culprit("module", name, "heeds no target") for name in owners]
-    culprits += [parameter(subject, name, "heeds no target") for name in names[:8]]
-    if op is not None:
-        culprits.insert(0, Culprit("call", op.name, "chooses", op.location))
-    if line is not None and line != place:
-        culprits.append(Culprit("tensor", "the chosen", "has no gradient to them", line))
-    chosen = "" if op is None else f" through {op.name}"
-    return violated(
-        "choice-untrained",
-        f"{names_text(owners)} {have(owners, 'decides')} {choice.output}{chosen}, and its targets do not train "
-        + ("it" if len(owners) == 1 else "them"),
-        culprits=culprits,
-        location=place,
-        observed=f"other targets leave the gradients of {len(names)} parameters bit-equal, and change those of others",
-        cause="what is chosen is constant between jumps, and no gradient is passed straight through: only other "
-        "terms of the loss train what chooses",
-        because=f"{choice.output} is bit-equal where they move by 1e-5 of their size, differs where they move "
-        "by 3 times it, and no gradient of it comes to any input",
-        fix="pass the gradient straight through"
-        + ("" if place is None else f" on line {place.line}")
-        + ": z + (chosen - z).detach(), or choose by softmax weights",
-        evidence={"parameters": names},
-    )
-
-
-def _choosing(subject: Subject, choice: Choice) -> Op | None:
-    """Return the first operation on the way to the output whose result takes no gradient by its nature."""
-    with subject.pristine(train=True, seeded=True) as model, Recorder(model) as recorder:
-        with torch.enable_grad():
-            output = subject.call(model, subject.batch().clone())
-        try:
-            parameters = dict(model.named_parameters())
-            starts = [recorder.value_of(parameters[name]) for name in choice.parameters]
-            end = recorder.value_of(trees.tensors(output)[choice.output])
-            behind = set(map(id, _before(end)))
-            found = [call.op for call in _after(starts) if _jumps(call) and id(call) in behind]
-            return min(found, key=lambda op: op.index, default=None)
-        finally:
-            recorder.release()
-
-
-def _jumps(call: Call) -> bool:
-    made = [value.tensor for value in call.outputs]
-    if call.op.name.rpartition(".")[2].rstrip("_") in {name.lower() for name in FLAT}:
-        return True
-    whole = [t for t in made if not (t.is_floating_point() or t.is_complex())]
-    return bool(whole) and any(v.tensor.is_floating_point() for v in call.inputs)
-
-
-def _after(starts: list[Value]) -> Iterator[Call]:
-    """Iterate over the calls that read what is computed from some values."""
-    seen: set[int] = set()
-    pending = list(starts)
-    while pending:
-        for call in pending.pop().consumers:
-            if id(call) not in seen:
-                seen.add(id(call))
-                yield call
-                pending += call.outputs
-
-
-def _before(end: Value) -> Iterator[Call]:
-    """Iterate over the calls that a value is computed from."""
-    seen: set[int] = set()
-    pending = [end]
-    while pending:
-        call = pending.pop().maker
-        if call is not None and id(call) not in seen:
-            seen.add(id(call))
-            yield call
-            pending += call.inputs
-
-
-def _lines(subject: Subject, op: Op | None) -> tuple[Location | None, Location | None]:
-    """Return the line to change, and the one that turns the choice into numbers again.
-
-    The first is the one that gives the chosen another name as it is, where there is one.
-    """
-    if op is None:
-        return sources.of_object(type(subject.model).forward), None
-    users = [user.location for user in picking(subject, op) if user.location is not None]
-    line = users[0] if users else op.location
-    if line is None:
-        return None, None
-    with subject.pristine():
-        _, on = handed_on(line, forward_and_loss(subject))
-    renamed = on is not None and isinstance(sources.statement(on.file, on.line), ast.Assign)
-    return on if renamed else line, line

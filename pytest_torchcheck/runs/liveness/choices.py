@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 FLAT = ("Round", "Sign", "Floor", "Ceil", "Trunc", "Heaviside")
 """Starts of the names of autograd nodes whose derivative is zero everywhere."""
 _SMALL, _WIDE = 1e-5, 3.0
+_ROUNDED = 1e-10
+"""Relative difference that rounding explains in float64; the small move changes what follows it smoothly by more."""
+_SUMS = {"AddBackward0": 1.0, "SubBackward0": -1.0}
+_MOST_SUMS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +38,12 @@ class Choice:
     Attributes:
         output: Its path.
         parameters: Names of the parameters, which other terms of the loss train.
+        cancels: Whether a sum on the way has a term that is taken off it again, as in ``z + (a - z)``.
     """
 
     output: str
     parameters: tuple[str, ...]
+    cancels: bool = False
 
 
 def blind_choice(subject: Subject) -> Choice | None:
@@ -54,17 +61,24 @@ def blind_choice(subject: Subject) -> Choice | None:
             if sum(needs for *_, needs in subject.gradients().outputs) < 2:
                 return None
     try:
-        for output, names in _cut_off(subject, batch):
-            blind = _blind(subject, batch, names)
-            if blind and _jumps(subject, batch, output, set(blind)):
-                return Choice(output=output, parameters=blind)
+        for output, names, cancels in _cut_off(subject, batch):
+            # what cancels is gone up to rounding only
+            given = batch.to(dtype=torch.float64) if cancels else batch
+            apart = _ROUNDED if cancels else 0.0
+            blind = _blind(subject, given, names, apart)
+            if blind and _jumps(subject, given, output, set(blind), apart):
+                return Choice(output=output, parameters=blind, cancels=cancels)
     except SubjectError:
         return None
     return None
 
 
-def _cut_off(subject: Subject, batch: Batch) -> Iterator[tuple[str, list[str]]]:
-    """Iterate over outputs with a graph that leads to no input, with the trainable parameters beyond it."""
+def _cut_off(subject: Subject, batch: Batch) -> Iterator[tuple[str, list[str], bool]]:
+    """Iterate over outputs with a graph that leads to no input.
+
+    Yields:
+        The path, the trainable parameters beyond the graph, and whether contributions cancel in it.
+    """
     batch = batch.clone()
     given = [
         leaf.requires_grad_(True)
@@ -73,25 +87,25 @@ def _cut_off(subject: Subject, batch: Batch) -> Iterator[tuple[str, list[str]]]:
     ]
     if not given:
         return
-    found: list[tuple[str, list[str]]] = []
+    found: list[tuple[str, list[str], bool]] = []
     with subject.pristine(train=True, seeded=True) as model, torch.enable_grad():
         made = trees.floats(subject.call(model, batch))
         trained = {p: t for p, t in made.items() if t.requires_grad}
         reached = {path: _leaves(t) for path, t in trained.items()} if len(trained) > 1 else {}
-        anywhere = set().union(*reached.values())
+        anywhere = set().union(*(leaves for leaves, _ in reached.values()))
         own = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-        for path, leaves in reached.items():
+        for path, (leaves, cancels) in reached.items():
             beyond = [name for key, name in own.items() if key in anywhere - leaves]
             if beyond and leaves & own.keys() and not any(id(leaf) in leaves for leaf in given):
-                found.append((path, beyond))
+                found.append((path, beyond, cancels))
     yield from found
 
 
-def _leaves(tensor: torch.Tensor) -> set[int]:
-    """Return the ids of the leaves to which a gradient comes that is not zero by definition."""
+def _leaves(tensor: torch.Tensor) -> tuple[set[int], bool]:
+    """Return the ids of the leaves to which a gradient comes that is not zero by definition, and whether some cancels."""
     leaves: set[int] = set()
     stack: list[Node] = [tensor.grad_fn] if tensor.grad_fn is not None else []
-    seen = set(stack)
+    seen, cancels = set(stack), False
     while stack:
         node = stack.pop()
         leaf = getattr(node, "variable", None)
@@ -99,25 +113,56 @@ def _leaves(tensor: torch.Tensor) -> set[int]:
             leaves.add(id(leaf))
         if node.name().startswith(FLAT):
             continue
-        following = {after for after, _ in node.next_functions if after is not None} - seen
+        terms = terms_of(node)
+        following = {after for (after, _), factor in terms.items() if factor} - seen
+        cancels = cancels or not all(terms.values())
         seen |= following
         stack += following
-    return leaves
+    return leaves, cancels
 
 
-def _jumps(subject: Subject, batch: Batch, output: str, names: set[str]) -> bool:
+def terms_of(node: Node) -> dict[tuple[Node, int], float]:
+    """Return what a node passes its gradient on to; of sums of sums each term, by its factor: 0 for ``z`` in ``z + (a - z)``."""
+    if node.name() not in _SUMS:
+        return {(after, place): 1.0 for after, place in node.next_functions if after is not None}
+    terms: dict[tuple[Node, int], float] = defaultdict(float)
+    stack, sums = [(node, 0, 1.0)], 0
+    while stack:
+        one, place, factor = stack.pop()
+        sign = _SUMS.get(one.name())
+        if sign is None or sums == _MOST_SUMS:
+            terms[one, place] += factor
+            continue
+        sums += 1
+        factors = (factor, factor * sign * float(getattr(one, "_saved_alpha", 1.0)))
+        following = zip(one.next_functions, factors, strict=True)
+        stack += [
+            (after, place, factor) for (after, place), factor in following if after is not None
+        ]
+    return terms
+
+
+def _jumps(
+    subject: Subject, batch: Batch, output: str, names: set[str], apart: float = 0.0
+) -> bool:
     """Say whether an output stays bit-equal where parameters move a little, and changes where they move far.
 
     What was detached on purpose changes with the least of moves.
     """
-    known = _moved(subject, batch, output, names, 0.0)
-    return not trees.same(known, _moved(subject, batch, output, names, _WIDE)) and trees.same(
-        known, _moved(subject, batch, output, names, _SMALL)
-    )
+    known = _moved(subject, batch, output, names, 0.0, apart)
+    far, near = (_moved(subject, batch, output, names, by, apart) for by in (_WIDE, _SMALL))
+    return trees.apart(far, known) > apart >= trees.apart(near, known)
 
 
-def _moved(subject: Subject, batch: Batch, output: str, names: set[str], by: float) -> torch.Tensor:
-    with subject.pristine(steps=True) as model, torch.no_grad():
+def _wide(subject: Subject, apart: float) -> contextlib.AbstractContextManager[Any]:
+    """Return a block in which the model is in float64 where rounding is to be told from more."""
+    return subject.in_double() if apart else contextlib.nullcontext()
+
+
+def _moved(
+    subject: Subject, batch: Batch, output: str, names: set[str], by: float, apart: float
+) -> torch.Tensor:
+    with subject.pristine(steps=True) as model, _wide(subject, apart), torch.no_grad():
         model.train()
         generator = torch.Generator().manual_seed(subject.seed)
         for name, parameter in model.named_parameters():
@@ -129,14 +174,14 @@ def _moved(subject: Subject, batch: Batch, output: str, names: set[str], by: flo
         return made[output].detach().clone()
 
 
-def _blind(subject: Subject, batch: Batch, names: list[str]) -> tuple[str, ...]:
+def _blind(subject: Subject, batch: Batch, names: list[str], apart: float = 0.0) -> tuple[str, ...]:
     """Return the parameters whose gradients are the same for other targets; none where all are."""
-    before = _gradients(subject, batch)
+    before = _gradients(subject, batch, apart)
     blind = {name for name in before if bool(before[name].any())}
     known = len(blind)
     for target in targets_of(batch).values():
-        after = _gradients(subject, with_target(batch, target, _other(target)))
-        blind = {n for n in blind if n in after and trees.same(before[n], after[n])}
+        after = _gradients(subject, with_target(batch, target, _other(target)), apart)
+        blind = {n for n in blind if n in after and trees.apart(after[n], before[n]) <= apart}
     return tuple(name for name in names if name in blind) if len(blind) < known else ()
 
 
@@ -146,8 +191,8 @@ def _other(target: torch.Tensor) -> torch.Tensor:
     return target.flip(0) if target.dim() else target
 
 
-def _gradients(subject: Subject, batch: Batch) -> dict[str, torch.Tensor]:
-    with subject.backward(batch):
+def _gradients(subject: Subject, batch: Batch, apart: float) -> dict[str, torch.Tensor]:
+    with _wide(subject, apart), subject.backward(batch):
         return {
             name: trees.dense(p.grad).clone()
             for name, p in subject.model.named_parameters()

@@ -64,6 +64,23 @@ class Gated(Coded):
         return kept, z.sigmoid()
 
 
+class Cancelled(OfCodes):
+    """The value of an estimator, whose gradient comes to the encoder twice, with both signs."""
+
+    def choose(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        code, extra = super().choose(z)
+        far = code - z
+        return far + z, extra  # HERE
+
+
+class Residual(Coded):
+    """What is added was taken off before, and the encoder is reached by what replaces it."""
+
+    def choose(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        step = F.softmax(z, -1) @ self.codes.weight[:4] - z
+        return z + step, step.square()
+
+
 class StraightThrough(OfCodes):
     def choose(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         code, extra = super().choose(z)
@@ -123,7 +140,7 @@ def told(model: type[nn.Module], loss: Any, y: torch.Tensor = X) -> list[Finding
     return [f for f in report.findings if f.status in ("violated", "suspicious", "error")]
 
 
-@pytest.mark.parametrize("model", [OfCodes, Rounded, OneHot, Gated])
+@pytest.mark.parametrize("model", [OfCodes, Rounded, OneHot, Gated, Cancelled])
 def test_a_choice_that_no_target_trains_is_named_with_the_line(model: type[Coded]) -> None:
     (finding,) = told(model, model.loss)
     assert (finding.status, finding.code) == ("violated", "choice-untrained")
@@ -132,7 +149,7 @@ def test_a_choice_that_no_target_trains_is_named_with_the_line(model: type[Coded
     assert finding.location.text.endswith("HERE")
 
 
-@pytest.mark.parametrize("model", [StraightThrough, RoundedThrough, Soft, Probe, Drawn])
+@pytest.mark.parametrize("model", [StraightThrough, RoundedThrough, Residual, Soft, Probe, Drawn])
 def test_estimators_and_features_that_are_detached_on_purpose_are_silent(
     model: type[Coded],
 ) -> None:
