@@ -16,6 +16,7 @@ from ..declared.names import UnknownNameError
 from ..lean import dataclass
 from ..objects import trees
 from ..runs.facts import forward_facts
+from ..runs.liveness.carried import uncarried
 from ..runs.variants.cached import arguments, calls, run, ways_of
 from ..runs.variants.largest import also_at_largest
 from ..runs.variants.orders import with_inputs
@@ -245,6 +246,11 @@ def _past(subject: Subject, promise: promises.Causal) -> Finding:
         return passed(f"the last output changes with {futures.path} at {middle + 1} to {last}")
     reached = _reached(subject, promise, futures, 0)
     if not reached:
+        steps = uncarried(subject, length)
+        if steps is not None and not any(
+            _reached(subject, promise, futures, p) for p in (1, middle)
+        ):
+            return explain.state_not_carried(steps, futures.path)
         return inconclusive(f"{futures.path} at position 0 changes no later output")
     lag = reached[0]
     lost = [p for p in range(length - lag - _ADJACENT, length - lag) if p > lag]

@@ -50,6 +50,7 @@ recomputed = One("diagnosis.outputs.influence:recomputed", "checkpoint-differs")
 computes_narrow = Explainer[bool]("diagnosis.outputs.places:computes_narrow")
 
 future = One("diagnosis.outputs.promised:future", "future-leak")
+state_not_carried = One("diagnosis.outputs.causal:state_not_carried", "past-unread")
 past_unread = One("diagnosis.outputs.causal:past_unread", "past-unread")
 padding = One("diagnosis.outputs.promised:padding", "padding-leak")
 permutation = One("diagnosis.outputs.promised:permutation", "order-dependent", doubtful=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ...findings import Finding
     from ...probes.recorded.operations import Trace
     from ...promises import Causal
+    from ...runs.liveness.carried import Uncarried
     from ...runs.variants.cached import Way
     from ...subject import Subject
     from ..crashes.place import Place
@@ -139,6 +140,31 @@ def past_unread(
         fix="let every position read all positions before it: compare the mask, the cache or the "
         "state with the positions that the call is given",
         evidence={"lag": lag, "positions": [*lost]},
+    )
+
+
+def state_not_carried(found: Uncarried, path: str) -> Finding:
+    """Explain steps of which none begins with what the one before it computed.
+
+    Args:
+        found: The steps.
+        path: Of the input that they read.
+    """
+    name, line = found.argument, found.location.line
+    return violated(
+        "past-unread",
+        f"no later output depends on {path} at any position: {name} is zero in each step",
+        culprits=[
+            Culprit("call", found.function, f"is given zeros as {name}", found.location),
+            Culprit("input", path, "is not read by later positions"),
+        ],
+        location=found.location,
+        observed=f"line {line} calls {found.function} {found.calls} times; {name} is all zeros in each of the calls, "
+        "which return a tensor of its shape that is not",
+        cause="the state that a step returns is not passed to the next one",
+        because=f"other values of {path} at positions 0, 1 and in the middle, each changed alone, leave all later "
+        "outputs bit-equal",
+        fix=f"give {name} on line {line} what the step before it returned",
     )
 
 

@@ -131,6 +131,36 @@ class Recurrent(Mixer):
         return self.layer(x)[0]
 
 
+class Steps(Mixer):
+    """Calls a recurrent cell for each position."""
+
+    carry = False
+
+    def build(self) -> None:
+        self.cell = nn.LSTMCell(8, 8)
+
+    def mix(self, x: Tensor) -> Tensor:
+        state = (torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0]))
+        outputs = []
+        for step in x.unbind(1):
+            new = self.cell(step, state)  # HERE
+            outputs.append(new[0])
+            state = new if self.carry else state
+        return torch.stack(outputs, 1)
+
+
+class CarriedSteps(Steps):
+    carry = True
+
+
+class Rectified(Mixer):
+    """Works on each position alone, in a loop that gives zeros to a function of torch's."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        zero = torch.zeros_like(x[:, 0])
+        return torch.stack([torch.maximum(step, zero) for step in x.unbind(1)], 1)
+
+
 def judge(model: nn.Module, length: int = 16) -> Finding:
     contract = Contract(
         model=model,
@@ -158,7 +188,19 @@ def test_causal_attention_beside_a_cache_is_the_line_and_the_cause() -> None:
 
 @pytest.mark.parametrize("length", [8, 13, 16])
 @pytest.mark.parametrize(
-    "model", [AlignedChunks, NewestMemory, Blocks, Strided, Lagged, Alone, GatedAtZero, Recurrent]
+    "model",
+    [
+        AlignedChunks,
+        NewestMemory,
+        Blocks,
+        Strided,
+        Lagged,
+        Alone,
+        GatedAtZero,
+        Recurrent,
+        CarriedSteps,
+        Rectified,
+    ],
 )
 def test_sound_models_are_not_blamed(model: type[nn.Module], length: int) -> None:
     assert judge(model(), length).status in ("passed", "inconclusive")
@@ -166,3 +208,11 @@ def test_sound_models_are_not_blamed(model: type[nn.Module], length: int) -> Non
 
 def test_patches_are_not_blamed() -> None:
     assert judge(Patches()).status == "passed"
+
+
+def test_steps_that_each_begin_with_zeros_are_the_line_and_the_cause() -> None:
+    found = judge(Steps())
+    assert (found.status, found.code) == ("violated", "past-unread")
+    assert found.location is not None
+    assert found.location.text.endswith("HERE")
+    assert "not passed to the next" in found.cause
