@@ -22,6 +22,7 @@ blind_direction = One("diagnosis.training.lasting:blind_direction", "gradient-wi
 crossed = One("diagnosis.training.untaught:crossed", "gradient-of-another")
 decays_alone = One("diagnosis.training.lasting:decays_alone", "weight-only-decays")
 fades = One("diagnosis.training.lasting:fades", "weight-stops")
+overwritten = One("diagnosis.training.lasting:overwritten", "weight-put-back")
 put_back = One("diagnosis.training.lasting:put_back", "weight-put-back")
 remembered = One("diagnosis.training.lasting:remembered", "training-remembered", doubtful=True)
 stale_copy = One("diagnosis.training.lasting:stale_copy", "copy-stale", doubtful=True)

@@ -377,8 +377,9 @@ def repeatable_steps(subject: Subject) -> Iterator[Finding]:
 def lasting(subject: Subject, made: Trajectory) -> Iterator[Finding]:
     """Ask what the steps left, and where anything counts calls, what more of them leave."""
     left = made.left
-    if left.put_back:
-        yield explain.put_back(subject, list(left.put_back))
+    if names := left.put_back or made.live.intersection(left.overwritten):
+        made_so = explain.put_back if left.put_back else explain.overwritten
+        yield made_so(subject, sorted(names))
         return
     if left.stale:
         yield explain.stale_state(subject, list(left.stale))

@@ -10,10 +10,10 @@ import torch
 from ... import sources
 from ...explanation import listed, parameter
 from ...findings import Culprit, Finding
-from ...probes.recorded.watch import Watch
+from ...record.tracing import find_line
 from ...runs.training.enduring import MANY
 from ...runs.training.forgetting import own_optimizers
-from ...subject.errors import SubjectError
+from ...runs.training.strides import move, sampled
 from ...text.wording import counted, names_text
 from ...verdicts import suspicious, violated
 from ..outputs.eval_lines import keeping_lines
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def put_back(subject: Subject, names: list[str]) -> Finding:
     """Explain parameters that a training forward sets to their first values."""
-    place = _returning_line(subject, names[0]) or _in_forward(
+    place = _writing_line(subject, names[0]) or _in_forward(
         subject, names[0], rf"\b{re.escape(names[0].rpartition('.')[2])}\b.*(copy_|=|data)"
     )
     return violated(
@@ -44,28 +44,38 @@ def put_back(subject: Subject, names: list[str]) -> Finding:
     )
 
 
-def _returning_line(subject: Subject, name: str) -> Location | None:
-    """Return the first line of a training forward after which a parameter, moved before it, has its first values."""
-    found: list[Location | None] = []
-    with subject.pristine(steps=True) as model, torch.no_grad():
-        target = model.get_parameter(name)
-        before = target.detach().clone()
-        target.add_(1.0)
+def overwritten(subject: Subject, names: list[str]) -> Finding:
+    """Explain parameters to which each training forward gives values of its own."""
+    lines = {name: _writing_line(subject, name) for name in names[:8]}
+    culprits = [parameter(subject, name, "overwritten by the forward") for name in lines]
+    culprits += [
+        Culprit("call", f"write to {n}", "in each forward", at) for n, at in lines.items() if at
+    ]
+    return violated(
+        "weight-put-back",
+        f"each forward in training mode overwrites {names_text(names)}",
+        culprits=culprits,
+        location=next((at for at in lines.values() if at is not None), None),
+        observed=f"after a few steps {names[0]} was moved to one side and to the other; a training forward gives it the "
+        "same values from either",
+        cause="the forward writes values that do not depend on the parameter, over what the optimizer did",
+        because="no optimizer runs in these forwards, and the gradient of the parameter is not zero",
+        fix="write initial values once: keep a flag, in a buffer, that the first forward sets",
+        evidence={"parameters": names},
+    )
 
-        class Returning(Watch):
-            """Compares the parameter after each operation."""
 
-            def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
-                if not found and torch.equal(target, before):
-                    found.append(self.locate())
+def _writing_line(subject: Subject, name: str) -> Location | None:
+    """Return the line of the second training forward after which a parameter has other values."""
+    with subject.pristine(steps=True, train=True, seeded=True) as model, torch.no_grad():
+        subject.call(model, subject.batch().clone())
+        move(model, [name], 1.0)
+        moved = sampled(model)[name]
 
-        try:
-            with Returning(model):
-                model.train()
-                subject.call(model, subject.batch().clone())
-        except SubjectError:
-            return None
-    return found[0] if found else None
+        def watcher(frame: Any, event: str, line: int) -> bool:
+            return event != "call" and not torch.equal(sampled(model)[name], moved)
+
+        return find_line(lambda: subject.call(model, subject.batch().clone()), watcher, least=1)
 
 
 def stale_state(subject: Subject, names: list[str]) -> Finding:

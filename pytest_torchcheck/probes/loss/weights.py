@@ -76,7 +76,7 @@ def reductions(loss: LossOfOutput, axis: int, size: int) -> Reductions | None:
         # along the line through the first and the last: one + (copies - 1) * grows
         grows = (sums[last] - one) / (last - 1)
         growth = float(grows.abs().max())
-        rounding = _OFF_LINE * most + 0.02 * growth
+        rounding = _OFF_LINE * max(most, growth)
         if any(_apart(sums[n], one + (n - 1) * grows) > rounding for n in _COPIES):
             return None
         if growth > _PART * most:

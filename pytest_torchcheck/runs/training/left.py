@@ -27,7 +27,7 @@ from ..facts import copied
 from ..outputs import gap
 from ..pieces import marks
 from ..remembering import kept_values, put_value
-from .strides import Strides, sampled
+from .strides import Strides, move, sampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +49,7 @@ class Left:
         follows: By parameter that does not just decay: its largest change in the first step; only where some do.
         resolutions: By parameter that just decays: the smallest change that its numbers show.
         put_back: Parameters that a training forward after the steps puts back to where they began.
+        overwritten: Parameters to which a training forward gives values that do not depend on theirs.
         stale: Entries of ``state_dict()`` that are what they were before the steps, unlike their parameters.
         kept: Attributes that the steps bind, write to or lengthen.
         numbers: Those of ``kept`` that are numbers, and numbers that the user's functions keep.
@@ -65,6 +66,7 @@ class Left:
     follows: dict[str, float] = field(default_factory=dict)
     resolutions: dict[str, float] = field(default_factory=dict)
     put_back: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
@@ -98,6 +100,7 @@ class Leaving:
         self._values = kept_values(model, self._before)
         self._numbers = numbers_of(subject)
         self._returned: tuple[str, ...] | None = None  # not seen
+        self._written: tuple[str, ...] = ()
         self._updated: dict[str, int | None] = {}  # how often each had been written to by then
         for optimizer in optimizers if subject.contract.train_step is not None else ():
             optimizer.register_step_post_hook(self._after_update)
@@ -110,7 +113,8 @@ class Leaving:
 
     def within_step(self) -> None:
         """See what a forward of a step after the first has put back, between backward and the optimizer's step."""
-        self._returned = self.strides.returned(sampled(self._model))
+        now = sampled(self._model)
+        self._returned, self._written = self.strides.returned(now), self.strides.written(now)
 
     def after(self, batch: Batch) -> Left:
         """Ask the trained model; its flags, and what its forwards write, are no longer those of the steps."""
@@ -129,6 +133,7 @@ class Leaving:
         numbers += tuple(n for n, value in counted.items() if self._numbers.get(n) != value)
         stale = self._stale() if _saves_itself(model) else ()
         put_back: tuple[str, ...] = ()
+        overwritten: tuple[str, ...] = ()
         remembered: tuple[str, ...] = ()
         by: tuple[str, ...] = ()
         uncopied = ""
@@ -137,11 +142,12 @@ class Leaving:
                 uncopied = lost_in_copies(self._subject, model, batch)
                 put_back = self._returned if self._returned is not None else self._put_back(batch)
                 remembered, by = self._remembered(batch, kept)
+                overwritten = self._overwritten(batch)
             except SubjectError:
                 pass  # forwards that raise are explained by other checks
         return Left(
-            fading=self.strides.fading(), decaying=decaying, put_back=put_back, stale=stale,
-            kept=kept, numbers=numbers, remembered=remembered, by=by,
+            fading=self.strides.fading(), decaying=decaying, put_back=put_back, overwritten=overwritten,
+            stale=stale, kept=kept, numbers=numbers, remembered=remembered, by=by,
             rests=self.strides.rests(), uncopied=uncopied,
             holds_inputs=self._holds_inputs(batch), rewritten=rewritten and bool(self._updated),
             follows=self.strides.moved_freely(decaying) if decaying else {},
@@ -171,7 +177,24 @@ class Leaving:
         seed_everything(self._subject.seed)
         with torch.no_grad():
             self._subject.call(model, batch.clone())
-        return self.strides.returned(sampled(model))
+        now = sampled(model)
+        self._written = self.strides.written(now)
+        return self.strides.returned(now)
+
+    def _overwritten(self, batch: Batch) -> tuple[str, ...]:
+        """Move what forwards write to both sides, and return what a training forward makes the same of either."""
+        if not (names := self._written):
+            return ()
+        model, ends = self._model, []
+        for side in (1.0, -2.0):
+            move(model, names, side)
+            model.train()
+            seed_everything(self._subject.seed)
+            with torch.no_grad():
+                self._subject.call(model, batch.clone())
+            ends.append(sampled(model))
+        first, second = ends
+        return tuple(n for n in names if n in first and torch.equal(first[n], second[n]))
 
     def _remembered(
         self, batch: Batch, kept: tuple[str, ...]

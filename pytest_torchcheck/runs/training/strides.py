@@ -33,6 +33,16 @@ def sampled(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+@torch.no_grad()
+def move(model: nn.Module, names: Iterable[str], side: float) -> None:
+    """Move parameters by a share of their size, every other element by twice as much: beyond bounds, or within them."""
+    for name in names:
+        parameter = model.get_parameter(name)
+        shift = 0.05 * float(parameter.abs().max()) + 1e-3
+        steps = 1 + torch.arange(parameter.numel(), device=parameter.device) % 2
+        parameter.add_(steps.view(parameter.shape).to(parameter.dtype), alpha=side * shift)
+
+
 class Strides:
     """Follows the trained parameters of a model from step to step."""
 
@@ -106,6 +116,11 @@ class Strides:
             and not torch.equal(first[name], last[name])
             and torch.equal(first[name], value)
         )
+
+    def written(self, now: dict[str, torch.Tensor]) -> tuple[str, ...]:
+        """Return what is now something else than after the last step, though no optimizer has run since."""
+        last = self._at[-1]
+        return tuple(n for n, value in now.items() if n in last and not torch.equal(last[n], value))
 
     def _scaled(self, name: str) -> Iterable[bool]:
         for before, after in itertools.pairwise(self._at):

@@ -132,6 +132,63 @@ def test_a_forward_that_loads_first_weights_is_found():
     assert "weight-put-back" in found(Returns)
 
 
+class Standardised(Net):
+    """Sets scale and shift of its inputs from the first batch, or, by a flag that stays down, from each."""
+
+    raised = False
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(5)), nn.Parameter(torch.zeros(5))
+        self.set = False
+
+    def forward(self, x):
+        if self.training and not self.set:
+            self.scale.data = 1 / x.detach().std(0)  # HERE
+            self.shift.data = -x.detach().mean(0)
+            self.set = self.raised
+        return super().forward((x + self.shift) * self.scale)
+
+
+class StandardisedOnce(Standardised):
+    raised = True
+
+
+def test_a_forward_that_sets_weights_from_each_batch_is_found_with_the_line():
+    contract = Contract(model=Standardised, batch=batch(), loss=F.mse_loss)
+    told = {f.code: f for f in contract.check(["repeatable-steps"]).findings}["weight-put-back"]
+    assert told.status == "violated"
+    assert told.location.text.endswith("HERE")
+
+
+class Bounded(Net):
+    """Keeps a temperature within its bounds, at one of which it begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor([1.0]))
+
+    def forward(self, x):
+        self.temperature.data.clamp_(0.0, 1.0)
+        return self.temperature.exp() * super().forward(x)
+
+
+class MovedCodes(Net):
+    """Keeps codes by moving averages in a parameter that no gradient reaches."""
+
+    def __init__(self):
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(3, 5))
+
+    def forward(self, x):
+        index = torch.cdist(x, self.codes).argmin(1)
+        if self.training:
+            with torch.no_grad():
+                one_hot = F.one_hot(index, 3).to(x.dtype)
+                self.codes.data = one_hot.T @ x / one_hot.sum(0)[:, None].clamp(min=1)
+        return super().forward(x + (self.codes[index] - x).detach())
+
+
 class Unit(Net):
     def __init__(self):
         super().__init__()
@@ -157,7 +214,7 @@ class Renormed(nn.Module):
         return self.head(torch.cat((x, self.rows(codes)), 1))
 
 
-@pytest.mark.parametrize("model", [Unit, Renormed])
+@pytest.mark.parametrize("model", [Unit, Renormed, StandardisedOnce, Bounded, MovedCodes])
 def test_a_projection_in_the_forward_is_sound(model):
     assert "weight-put-back" not in found(model)
 

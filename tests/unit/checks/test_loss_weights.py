@@ -84,6 +84,33 @@ def test_losses_that_relate_samples_are_not_judged(loss):
     assert finding.status == "not-applicable"
 
 
+class Views(nn.Module):
+    """Returns two views of each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, x):
+        return self.layer(x), self.layer(x + 0.1)
+
+
+def summed_contrasts(output, target):
+    views = F.normalize(torch.cat(output), dim=1)
+    scores, count = views @ views.T / 4, len(views)
+    others = scores[~torch.eye(count, dtype=torch.bool)].view(count, -1)
+    return (others.logsumexp(1) - scores.roll(count // 2, 1).diagonal()).sum()
+
+
+def test_contrasts_that_are_all_summed_are_no_mixture():
+    """Copies of a sample leave its own out of what it is compared with: that is nearly a second term."""
+    x = torch.randn(B, 6, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    made = Contract(model=Views(), batch=((x,), x.clone()), loss=summed_contrasts)
+    (finding,) = made.check(["loss-weights"]).findings
+    assert finding.status == "not-applicable"
+
+
 def test_a_sum_beside_a_mean_is_found_with_its_line():
     def loss(output, y):
         error = F.mse_loss(output[0], y)
