@@ -309,7 +309,7 @@ def unrestored(
         if other is None or trees.same(tensor, other):
             continue
         kind, own, detail = (
-            ("unloaded", _LOADING, "saved and not put back")
+            ("unloaded", LOADING, "saved and not put back")
             if name in saved
             else ("unsaved", _SAVING, "not among the entries")
         )
@@ -330,7 +330,7 @@ def _named(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 _SAVING = ("state_dict", "_save_to_state_dict")
-_LOADING = ("load_state_dict", "_load_from_state_dict")
+LOADING = ("load_state_dict", "_load_from_state_dict")
 
 
 def _overridden(model: nn.Module, name: str, methods: Iterable[str]) -> Location | None:

@@ -22,8 +22,8 @@ _MOST = 4
 
 
 @functools.lru_cache(maxsize=256)
-def deciding(place: Location, most: int = _MOST) -> tuple[Location, ...]:
-    """Return the lines that decide what a line does, the nearest first; cached.
+def deciding(place: Location, most: int = _MOST, *, whether: bool = False) -> tuple[Location, ...]:
+    """Return the lines that decide what a line does, or only whether it runs, the nearest first; cached.
 
     These are the assignments, within its function, of the names that the conditions and loops
     around the line and the value that it assigns read, with the ``return`` of functions of the file
@@ -36,7 +36,7 @@ def deciding(place: Location, most: int = _MOST) -> tuple[Location, ...]:
         return ()
     lines: list[int] = []
     found: list[Location] = []
-    for expression in _read_by(scope, place.line):
+    for expression in _read_by(scope, place.line, whether=whether):
         names = _names(expression)
         lines += [n for name in names for n in _assignments(scope, name, expression.lineno)]
         if not isinstance(expression, ast.Name) and expression.lineno != place.line and names:
@@ -53,7 +53,7 @@ def _around(tree: ast.Module, line: int) -> ast.AST | None:
     return max(functions, key=lambda n: (n.lineno, n.col_offset), default=tree)
 
 
-def _read_by(scope: ast.AST, line: int) -> Iterator[ast.expr]:
+def _read_by(scope: ast.AST, line: int, *, whether: bool = False) -> Iterator[ast.expr]:
     """Yield what the statement on a line assigns or is given, then the conditions and loops around it, inmost first."""
     around: list[ast.AST] = [
         n
@@ -63,9 +63,9 @@ def _read_by(scope: ast.AST, line: int) -> Iterator[ast.expr]:
     around.sort(key=lambda n: -n.lineno)  # type: ignore[attr-defined]
     for node in around:
         if isinstance(node, ast.Assign):
-            yield node.value
+            yield from () if whether else (node.value,)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            yield from node.value.args
+            yield from () if whether else node.value.args
         elif isinstance(node, ast.If | ast.While) and node.lineno != line:
             yield node.test
         elif isinstance(node, ast.For):

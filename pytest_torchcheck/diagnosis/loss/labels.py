@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...probes.recorded.operations import record
+from ...probes.recorded.watch import Watch, name_of
+from ...runs.again import forward_and_loss
 from ...runs.losses.consumption import evidence
 from ...verdicts import suspicious, violated
 from ..gradient.heads import head_culprits, layer_of, widened
@@ -142,6 +144,21 @@ def _renamed(line: Location | None) -> list[Culprit]:
     return [] if at is None else [Culprit("tensor", sources.assigned_name(at), detail, at)]
 
 
+def _asked(subject: Subject, ignore: int) -> Location | None:
+    """Return the first line of a training step's forward and loss that compares a tensor with the ignored index."""
+    found: list[Location] = []
+
+    class Comparing(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            equal = name_of(func).rpartition(".")[2].strip("_") in ("ne", "eq", "not_equal")
+            if equal and any(type(one) is int and one == ignore for one in args):
+                found.extend(filter(None, (self.locate(),)))
+
+    with subject.pristine(), Comparing(subject.model):
+        forward_and_loss(subject)()
+    return found[0] if found else None
+
+
 def counted(
     subject: Subject,
     path: str,
@@ -178,6 +195,9 @@ def counted(
             culprits.append(Culprit("call", word, detail, made.location))
             because += f", in the values that {word} makes{on_line(made.location)}"
         culprits += _renamed(line)
+    if (asked := _asked(subject, ignore)) is not None:
+        culprits.append(Culprit("call", "comparison", f"tells where targets are {ignore}", asked))
+        because += f"; line {asked.line} tells where they are, and does not mask them there"
     observed = f"{share:.0%} of the ignored positions of {path} receive a gradient"
     observed += f", up to {largest:.3g}"
     if apart:

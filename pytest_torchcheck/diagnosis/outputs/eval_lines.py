@@ -145,11 +145,14 @@ def _callers(frames: Iterable[FrameType]) -> tuple[Culprit, ...]:
     """Return the lines, up to the module's forward, that call the helper which is running."""
     own = [f for f in frames if sources.rank(f.f_code.co_filename) == 2]
     depth = next((n for n, f in enumerate(own) if f.f_code.co_name == "forward"), 0)
+    pairs = [*pairwise(own[: depth + 1])]
     called = [
         Culprit("call", inner.f_code.co_name, "called", sources.of_frame(outer))
-        for inner, outer in pairwise(own[: min(depth, 2) + 1])
+        for inner, outer in (pairs if len(pairs) < 3 else (*pairs[:2], pairs[-1]))
     ]
-    guards = [at for one in called[-1:] if one.location for at in deciding(one.location)]
+    guards = [
+        at for one in called[-1:] if one.location for at in deciding(one.location, whether=True)
+    ]
     return (
         *called,
         *(Culprit("call", "condition", "decides whether it runs", at) for at in guards),

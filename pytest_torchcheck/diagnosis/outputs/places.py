@@ -367,6 +367,7 @@ def place_of(found: Any, model: torch.nn.Module | None = None) -> Place | None:
         settings=(
             *(Culprit("call", name, _CHOSEN, at) for name, at in _dimensions(found, name, model)),
             *_called(found),
+            *_instead(found),
         ),
     )
 
@@ -378,6 +379,11 @@ def _called(found: Any) -> list[Culprit]:
     if caller is None or function in ("", "forward", "__call__") or function.startswith("<"):
         return []
     return [Culprit("call", function, _CALLED, caller)]
+
+
+def _instead(found: Any) -> list[Culprit]:
+    op = getattr(found, "instead", None)
+    return [] if op is None else [Culprit("call", op.name, "is called instead", op.location)]
 
 
 def _dimensions(found: Any, name: str, model: torch.nn.Module | None) -> list[tuple[str, Location]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ...findings import Culprit
 from ...lean import dataclass
-from ...record.tracing import find_line, line_of
+from ...record.tracing import find_line, line_of, returns
+from ...runs.saving import LOADING
 from ...state.tensors import named_tensors
 from ..lines.conditions import assigned_for
 
@@ -33,7 +35,7 @@ class Loading:
         chosen: The variables that the line reads, with the lines that gave them their values.
     """
 
-    kind: Literal["renamed", "remade"]
+    kind: Literal["renamed", "remade", "left"]
     location: Location
     key: str
     permuted: bool
@@ -44,6 +46,8 @@ class Loading:
         """What the line does, as a clause."""
         if self.kind == "renamed":
             return f"line {self.location.line} names the entry {self.key!r}, which no part of the model has"
+        if self.kind == "left":
+            return f"line {self.location.line} returns before {self.key} is loaded"
         order = ": the same values in another order" if self.permuted else ""
         made = f"line {self.location.line} makes {self.key} from other entries"
         return f"{made}, with other values than were saved{order}"
@@ -58,12 +62,15 @@ class Loading:
             )
             told = anywhere if ".replace(" in self.location.text else ""
             return f"give it a key that the model has on line {line}{told}"
+        if self.kind == "left":
+            return f"load every entry that nn.Module's own method loads: call it by super() on line {line}"
         return f"put the entries together on line {line} as the saving takes them apart"
 
     def culprits(self) -> list[Culprit]:
         """Return the line, and the lines that gave it what it reads."""
         named = [Culprit("call", name, "is read by it", at) for name, at in self.chosen]
-        return [Culprit("call", "load_state_dict", self.kind, self.location), *named]
+        done = "returns without a load" if self.kind == "left" else self.kind
+        return [Culprit("call", "load_state_dict", done, self.location), *named]
 
 
 def losing_line(subject: Subject, name: str) -> Loading | None:
@@ -99,10 +106,24 @@ def losing_line(subject: Subject, name: str) -> Loading | None:
 
         place = find_line(lambda: model.load_state_dict(state, strict=True), watcher)
     if place is None or not seen:
-        return None
+        return _left(subject, name)
     kind, key, permuted = seen[0]
     chosen = tuple((name, at) for name, at in assigned_for(place) if (at.file, at.line) in ran)
     return Loading(kind=kind, location=place, key=key, permuted=permuted, chosen=chosen)
+
+
+def _left(subject: Subject, name: str) -> Loading | None:
+    """Return the ``return`` by which the loading of an entry's own module ends early; None where it goes on to its end."""
+    with subject.pristine(steps=True) as model, torch.no_grad():
+        owner, state = model.get_submodule(name.rpartition(".")[0]), model.state_dict()
+        ended = returns(lambda: model.load_state_dict(state, strict=True))
+        places = [
+            line_of(one.frame.f_code, one.line)
+            for one in ended
+            if one.frame.f_locals.get("self") is owner and one.frame.f_code.co_name in LOADING
+        ]
+    place = next((at for at in places if re.match(r"return\b(?!.*super\()", at.text)), None)
+    return None if place is None else Loading(kind="left", location=place, key=name, permuted=False, chosen=())  # fmt: skip
 
 
 def _tensor(model: torch.nn.Module, name: str) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ from .operations import Snapshot, Step, Trace, aligned, changed, error, record
 from .orders import by_place, made_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ...findings import Location
     from ..positions.rereading import Reread, Rows
@@ -56,6 +56,7 @@ class Divergence:
         region: The line that entered the checkpointed region which runs it.
         index: What made the integers by which it takes elements of another sample.
         caller: The line that called the function in which it stands.
+        instead: What the other run calls in the place of an operation that only one of them calls.
     """
 
     kind: DivergenceKind
@@ -70,6 +71,7 @@ class Divergence:
     region: Location | None = None
     index: Op | None = None
     caller: Location | None = None
+    instead: Op | None = None
 
 
 def _divergence(
@@ -114,14 +116,16 @@ def first_divergence(
         align: Where shapes differ, compare the common beginning or end of each dimension; with
             ``none`` another shape is a divergence itself.
     """
-    for a, b in aligned(first, second):
+    pairs = aligned(first, second)
+    for a, b in pairs:
         if a is None or b is None:
             trace, step = (first, a) if a is not None else (second, b)
             assert step is not None
             which = "first" if a is not None else "second"
-            return _divergence(
+            found_at = _divergence(
                 "control-flow", trace, step, f"only the {which} run calls {step.op.name}"
             )
+            return replace(found_at, instead=_instead(pairs, first=a is None))
         if "empty" in a.op.name:
             continue  # what new memory holds is chance, and means nothing before it is written
         for place_a, place_b in zip(a.results, b.results, strict=True):
@@ -130,6 +134,15 @@ def first_divergence(
             if found is not None:
                 kind, fact, size, share = found
                 return _divergence(kind, first, a, f"{a.op.name} {fact}", error=size, share=share)
+    return None
+
+
+def _instead(pairs: Iterator[tuple[Step | None, Step | None]], *, first: bool) -> Op | None:
+    """Return the next operation that only one of two runs calls, before both call the same again."""
+    for a, b in pairs:
+        one, other = (a, b) if first else (b, a)
+        if one is not None:
+            return one.op if other is None else None
     return None
 
 

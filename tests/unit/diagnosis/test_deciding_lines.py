@@ -6,10 +6,11 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
-from pytest_torchcheck import Contract, promises
+from pytest_torchcheck import Contract, Labels, TensorSpec, promises
 
 
 def cited(contract: Contract, check: str, code: str) -> list[str]:
@@ -43,6 +44,88 @@ class Counted(nn.Module):
 def test_the_condition_under_which_evaluation_writes():
     contract = Contract(model=Counted, batch=((torch.randn(4, 3),), None))
     assert "counts = not hold" in cited(contract, "eval-purity", "eval-writes")
+
+
+class CountedDeeply(Counted):
+    """Counts by three helpers, what several names hold; the guard forgets the mode."""
+
+    def _count(self, x, weight):
+        self._note(x * weight)
+
+    def forward(self, x, hold=False, late=False):
+        y = self.layer(x)
+        weight = torch.ones(())
+        if not hold and not late:  # GUARD
+            self._count(y, weight)
+        return y / (1 + self.seen)
+
+
+def test_the_guard_in_the_forward_and_nothing_that_is_only_passed():
+    contract = Contract(model=CountedDeeply, batch=((torch.randn(4, 3),), None))
+    texts = cited(contract, "eval-purity", "eval-writes")
+    assert any("GUARD" in text for text in texts)
+    assert "weight = torch.ones(())" not in texts
+
+
+class EarlyEnd(nn.Module):
+    """Drops an old key before it loads, and returns where it should go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3))
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        state_dict.pop(prefix + "old", None)
+        return  # EARLY
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def test_the_return_by_which_a_module_loads_nothing():
+    contract = Contract(model=EarlyEnd, batch=((torch.randn(4, 3),), None))
+    assert cited(contract, "state-dict-roundtrip", "state-lost")[0] == "return  # EARLY"
+
+
+class Recalled(nn.Module):
+    """Gives rows that it has computed before from the first one on, whichever are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rows = nn.Linear(3, 3), None
+
+    def table(self, x, start):
+        if self.rows is not None:
+            return self.rows[: len(x) - start]  # RECALLED
+        self.rows = x.detach().tanh() + 0.0
+        return self.rows[start:]
+
+    def forward(self, x):
+        return self.layer(self.table(x, 1))
+
+
+def test_the_line_that_a_second_call_runs_instead():
+    contract = Contract(model=Recalled, batch=((torch.randn(4, 3),), None))
+    texts = cited(contract, "eval-purity", "eval-not-repeatable")
+    assert any("RECALLED" in text for text in texts)
+
+
+class Dice(nn.Module):
+    def forward(self, output, target):
+        keep = target != 255  # ASKED
+        hot = F.one_hot(target * keep, 4) * keep[..., None]
+        share = output.softmax(-1)
+        return 1 - 2 * (share * hot).sum() / (share.sum() + hot.sum())
+
+
+def test_the_comparison_that_does_not_reach_the_outputs():
+    targets = torch.tensor([[0, 1, 255, 2], [3, 255, 0, 1]])
+    contract = Contract(
+        model=lambda: nn.Linear(3, 4), batch=((torch.randn(2, 4, 3),), targets), inputs=(TensorSpec("B T 3"),),
+        targets=Labels("B T", classes=4, ignore_index=255), loss=Dice(),
+    )  # fmt: skip
+    texts = cited(contract, "ignored-targets", "ignored-counted")
+    assert any("ASKED" in text for text in texts)
 
 
 class Noisy(nn.Module):
