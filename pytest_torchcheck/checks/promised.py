@@ -112,8 +112,7 @@ def _padding(
     extra: int = _EXTRA,
     run: Runs = run_wide,
 ) -> Finding:
-    given = batch
-    batch = given or subject.batch()
+    given, batch = batch, batch or subject.batch()
     found = find_input(batch, promise.ids)
     mask = None if promise.mask is None else find_input(batch, promise.mask)
     if found is None or (promise.mask is not None and mask is None):
@@ -135,8 +134,7 @@ def _padding(
             f"a batch with {extra} more padded positions does not run ({type(error.error).__name__}: {error.error})",
             code="longer-fails",
         )
-    first = trees.floats(outputs[0])
-    compared = 0
+    first, compared = trees.floats(outputs[0]), 0
     unseen: list[str] = []
     for number, output in enumerate(outputs[1:]):
         second = trees.floats(output)
@@ -153,13 +151,8 @@ def _padding(
             if beyond_rounding(subject, batch, gap, bound):
                 if draws_in_eval(subject):
                     return _random("a longer batch draws")
-                if number == 1 and not _contents_tell(
-                    subject, promise, refilled, path, output, first, extra
-                ):
-                    return passed(
-                        f"{extra} more padded positions change no output, and what stands there none beyond "
-                        f"that it is not the pad value, {promise.pad}"
-                    )
+                if number and (held := _by_value(subject, promise, refilled, path, output, first)):
+                    return held
                 whole = _whole(subject, promise, batch, path, mask) if given is None else None
                 if whole and (plain := _padding(subject, promise, whole)).status == "violated":
                     return plain
@@ -173,11 +166,11 @@ def _padding(
     return _compared(f"{extra} more {more}", compared, bound)
 
 
-def _contents_tell(
+def _by_value(
     subject: Subject, promise: promises.PaddingInvariant, refilled: Batch, path: str, output: Any,
-    first: Mapping[str, torch.Tensor], extra: int,
-) -> bool:  # fmt: skip
-    """Say whether outputs depend on what stands at added positions, beyond that it is not the pad value.
+    first: Mapping[str, torch.Tensor],
+) -> Finding | None:  # fmt: skip
+    """Return a pass where outputs depend on added positions only in whether they hold the pad value.
 
     Args:
         refilled: The longer batch, with contents at its added positions.
@@ -185,18 +178,21 @@ def _contents_tell(
         output: What the model gives for it.
         first: What it gives for the shorter batch, whose outputs are compared.
     """
-    tensor = refilled.tensors()[path]
+    tensor, extra = refilled.tensors()[path], _EXTRA
     others = exchanged(tensor, promise.dim, extra, promise.pad, promise.side)
     if trees.same(others, tensor):
-        return True
+        return None
     (again,), bound = run_wide(subject, [with_inputs(refilled, {path: others})])
     one, two = trees.floats(output), trees.floats(again)
     for name, short in first.items():
         if name in one and (mine := own_part(short, one[name], extra, promise.side)) is not None:
             then = own_part(short, two[name], extra, promise.side) if name in two else None
             if then is None or trees.apart(then, mine) > bound:
-                return True
-    return False
+                return None
+    return passed(
+        f"{extra} more padded positions change no output, and what stands there none beyond "
+        f"that it is not the pad value, {promise.pad}"
+    )
 
 
 def _compared(what: str, count: int, bound: float) -> Finding:

@@ -144,8 +144,8 @@ def _renamed(line: Location | None) -> list[Culprit]:
     return [] if at is None else [Culprit("tensor", sources.assigned_name(at), detail, at)]
 
 
-def _asked(subject: Subject, ignore: int) -> Location | None:
-    """Return the first line of a training step's forward and loss that compares a tensor with the ignored index."""
+def _asked(subject: Subject, ignore: int) -> list[Culprit]:
+    """Name the first line of a training step's forward and loss that compares a tensor with the ignored index."""
     found: list[Location] = []
 
     class Comparing(Watch):
@@ -156,7 +156,8 @@ def _asked(subject: Subject, ignore: int) -> Location | None:
 
     with subject.pristine(), Comparing(subject.model):
         forward_and_loss(subject)()
-    return found[0] if found else None
+    detail = f"tells where targets are {ignore}, and does not mask them for it"
+    return [Culprit("call", "comparison", detail, at) for at in found[:1]]
 
 
 def counted(
@@ -194,10 +195,7 @@ def counted(
             detail = "makes the values that are counted"
             culprits.append(Culprit("call", word, detail, made.location))
             because += f", in the values that {word} makes{on_line(made.location)}"
-        culprits += _renamed(line)
-    if (asked := _asked(subject, ignore)) is not None:
-        culprits.append(Culprit("call", "comparison", f"tells where targets are {ignore}", asked))
-        because += f"; line {asked.line} tells where they are, and does not mask them there"
+        culprits += [*_renamed(line), *_asked(subject, ignore)]
     observed = f"{share:.0%} of the ignored positions of {path} receive a gradient"
     observed += f", up to {largest:.3g}"
     if apart:
