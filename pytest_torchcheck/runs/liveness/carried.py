@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules import rnn
 
 from ... import sources
+from ...lean import dataclass
 from ...objects import trees
 from ...record.lines import traced
 from ...record.tracing import line_of
