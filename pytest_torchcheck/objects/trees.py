@@ -257,14 +257,21 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 def address(tensor: torch.Tensor) -> int | None:
     """Return where a tensor's values lie; None where that is not one place, or nowhere.
 
-    Sparse and nested tensors have several places, those that wrap others and those on meta none of
-    their own.
+    Sparse and nested tensors have several places, wrappers and those on meta none of their own.
     """
     if tensor.layout != torch.strided or tensor.is_nested:
         return None
     try:
         return tensor.data_ptr() or None
     except RuntimeError:  # a subclass without a storage of its own
+        return None
+
+
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """Return the address of a tensor's memory, shared by its views, or None if it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):  # sparse, nested, functorch wrappers
         return None
 
 

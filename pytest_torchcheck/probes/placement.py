@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 PRETENDED = torch.device("cuda", 0)
 
-StrayKind = Literal["attribute", "factory", "literal", "fixed", "unknown"]
+StrayKind = Literal["attribute", "factory", "generator", "literal", "fixed", "unknown"]
 """Why a tensor stayed on the CPU: ``attribute`` of a module that ``.to()`` does not know; made by a ``factory`` call
-without ``device=``; by a call or ``.to``/``.cpu`` that names the CPU by ``literal``; by one whose
+without ``device=``; drawn from a ``generator``, which decides where; by a call or ``.to``/``.cpu`` that names the CPU by ``literal``; by one whose
 device was
 ``fixed`` elsewhere (a global, an attribute); ``unknown`` where no call of torch made it (NumPy)."""
 
@@ -170,6 +170,8 @@ class Pretend(Watch):
         if asked == "cpu" and not _is_told(caller):
             # torch's own code asked for the device of a tensor, and was told the truth
             asked = "" if given else "unknown"
+        if not given and not asked and kwargs.get("generator") is not None:
+            asked = "generator"
         if name == "cuda":
             result, asked = args[0].clone(), "moved"
         else:
@@ -291,7 +293,7 @@ class Pretend(Watch):
             kind: StrayKind = "literal" if name == "cpu" or _says_cpu(self.locate()) else "fixed"
             self._strand(outputs, kind, full)
         elif name == "tensor" or not given:
-            self._strand(outputs, "factory", full)
+            self._strand(outputs, "generator" if asked else "factory", full)
         elif name.strip("_") in FIRST_DECIDES:
             self._like(outputs, given[0])
         elif name == "_pack_padded_sequence":

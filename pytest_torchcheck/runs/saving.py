@@ -51,12 +51,12 @@ def refused_after_forward(subject: Subject) -> str:
         taken, or where the state before the evaluation is refused too.
     """
     with subject.pristine() as model:
-        before = _each(model.state_dict(), _cloned)
+        before = _each(model.state_dict(), cloned)
         model.eval()
         seed_everything(subject.seed)
         with torch.no_grad():
             subject.call(model, subject.batch().clone())
-        after = _each(model.state_dict(), _cloned)
+        after = _each(model.state_dict(), cloned)
     with subject.pristine(steps=True) as model:
         if subject.contract.is_factory:
             with isolated():
@@ -181,7 +181,7 @@ def through_file(state: Mapping[str, Any], *, alias: bool = False) -> tuple[dict
     if whole:
         read.update(_copies(trusted))
         return read, refused
-    return _each(state, _same if alias else _cloned), refused
+    return _each(state, _same if alias else cloned), refused
 
 
 def _is_plain(value: Any) -> bool:
@@ -226,7 +226,8 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _cloned(value: Any) -> Any:
+def cloned(value: Any) -> Any:
+    """Return a copy of a tensor that has values, without a graph; anything else as it is."""
     return (
         value.detach().clone() if isinstance(value, torch.Tensor) and not is_lazy(value) else value
     )

@@ -90,3 +90,26 @@ def test_an_output_that_cannot_be_compared_is_said() -> None:
     )
     assert [f for f in found.findings if f.status == "error"] == []
     assert any("is a Refusing, which cannot be compared" in f.summary for f in found.findings)
+
+
+class Flat(nn.Module):
+    """Parameters that are views of one buffer, as some collectives want them."""
+
+    def __init__(self, *, views: bool = True) -> None:
+        super().__init__()
+        self.views = views
+        flat = torch.randn(4 * 6 + 6 * 3) / 3
+        self.register_buffer("flat", flat, persistent=False)
+        one, two = flat[: 4 * 6].view(6, 4), flat[4 * 6 :].view(3, 6)
+        self.one = nn.Parameter(one if views else one.clone())
+        self.two = nn.Parameter(two if views else two.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x @ self.one.T).tanh() @ self.two.T
+        return y if self.views else y + self.flat[:3]
+
+
+def test_parameters_in_the_memory_of_a_buffer() -> None:
+    assert wrong(report(Flat())) == []
+    apart = report(Flat(views=False))
+    assert [f.code for f in apart.with_status("violated")] == ["state-lost"]

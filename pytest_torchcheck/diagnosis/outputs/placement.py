@@ -72,7 +72,7 @@ def explain(subject: Subject, mixture: Mixture, evidence: Portability) -> Findin
             return _attribute(subject, mixture, mixture.stray, evidence)
         case "factory" | "literal":
             return _factory(mixture, mixture.stray)
-        case "fixed":
+        case "fixed" | "generator":
             return _fixed(subject, mixture, mixture.stray)
     return _foreign(mixture, mixture.stray, evidence)
 
@@ -205,6 +205,18 @@ def _factory(mixture: Mixture, stray: Stray) -> Finding:
 def _fixed(subject: Subject, mixture: Mixture, stray: Stray) -> Finding:
     place = stray.location
     line = on_line(place)
+    if stray.kind == "generator":
+        return suspicious(
+            "device-fixed",
+            f"{stray.name}{line} draws from a generator on the CPU, not on the input's device",
+            culprits=[Culprit("call", stray.name, location=place), _call(mixture)],
+            observed="what is drawn is on the CPU while the model's tensors are treated as GPU tensors; "
+            f"{_where(mixture)} combines them",
+            cause="a torch.Generator stays on the device that it was created for, and draws there only",
+            because="the call has generator= and no device=; model.to(...) does not move a generator",
+            fix=f"{_moved_at(place)} to what is drawn{line}; for a model that never leaves the CPU, "
+            'declare devices=("cpu",)',
+        )
     stale = _stale(subject, mixture, stray)
     made = suspicious if stale is None else violated
     return made(

@@ -17,6 +17,7 @@ from ...findings import Culprit, Finding
 from ...objects.weak import by_class
 from ...runs.outputs import gap, outputs_of
 from ...runs.pieces import Piece, per_sample, pieces, plain
+from ...runs.saving import cloned
 from ...sources.syntax import writes
 from ...state import saved_state, seed_everything
 from ...subject.errors import SubjectError
@@ -231,7 +232,8 @@ def drawn_anew(subject: Subject, expected: Outputs) -> Iterator[Finding]:
         if line is None:
             continue
         with subject.pristine() as model:
-            saved = saved_state(model)
+            # a saved tensor may be a view of the piece
+            saved = {key: cloned(value) for key, value in saved_state(model).items()}
             if not _exchange(piece):
                 continue
             model.load_state_dict(saved, strict=False)  # which may compute it again

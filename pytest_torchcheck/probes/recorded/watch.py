@@ -17,6 +17,7 @@ from torch.overrides import resolve_name
 from ... import sources
 from ...lean import dataclass
 from ...objects.trees import is_freed
+from ...objects.trees import storage_of as storage_of
 from ...record.modes import Functions, Observer
 from ..gradient.switched_off import decorator_line, with_line
 
@@ -347,14 +348,6 @@ def unseen(tensor: Tensor) -> AbstractContextManager[Any]:
 def version_of(tensor: Tensor) -> int | None:
     """Return how often a tensor was written in place, or None where that is not counted."""
     return None if tensor.is_inference() else tensor._version
-
-
-def storage_of(tensor: Tensor) -> int | None:
-    """Return the address of a tensor's memory, shared by its views, or None if it has none."""
-    try:
-        return tensor.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError):  # sparse, nested, functorch wrappers
-        return None
 
 
 def describe(tensor: Tensor) -> str:

@@ -277,6 +277,18 @@ def test_tensors_placed_by_hand_are_suspicious() -> None:
     )
 
 
+def test_noise_of_a_generator_that_stays_on_the_cpu() -> None:
+    """Which generator draws, and so where, is chosen on purpose; no ``device=`` would move what it draws."""
+    own = torch.Generator()
+    step = lambda m, y: y + torch.rand(8, generator=own)  # noqa: E731
+    found = only(find(lambda: Net(step), "device-portability"), "device-fixed")
+    assert found.status == "suspicious"
+    assert "torch.Generator stays" in found.cause
+    assert "device=x" not in found.fix
+    moved = lambda m, y: y + torch.rand(8, generator=own).to(y.device)  # noqa: E731
+    assert find(lambda: Net(moved), "device-portability")[0].status == "passed"
+
+
 class Remembers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
