@@ -56,6 +56,7 @@ mean_over_others = One("diagnosis.loss.weights:mean_over_others", "mean-over-oth
 mixed_reductions = One("diagnosis.loss.weights:mixed_reductions", "reductions-mixed")
 
 deaf_gradient = One("diagnosis.loss.pairing:deaf_gradient", "gradient-without-targets")
+caught = One("diagnosis.loss.suiting:caught", "targets-ignored")
 ignored = One("diagnosis.loss.targets:ignored", "targets-ignored", doubtful=True)
 not_finite = One("diagnosis.loss.targets:not_finite", "edge-targets-non-finite", doubtful=True)
 of_other_samples = One("diagnosis.loss.targets:of_other_samples", "target-of-another-sample")

@@ -9,7 +9,7 @@ import ast
 import linecache
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import islice
 from opcode import opname
 from types import CodeType, FrameType
@@ -162,20 +162,32 @@ class Swallowed:
         place: The innermost line of the user's that it came from.
         kind: The name of its class.
         text: Its message.
+        instead: The line that ran next in the function that caught it, the ``except`` left out.
     """
 
     place: Location
     kind: str
     text: str
+    instead: Location | None = None
 
 
 def swallowed(call: Callable[[], Any]) -> list[Swallowed]:
     """Run a call that returns and list the errors within it that no ``raise`` of the user's made, in order."""
     found: list[Swallowed] = []
     seen: list[BaseException] = []
+    after: dict[FrameType, int] = {}
 
     def local(frame: FrameType, event: str, value: Any) -> Any:
-        if event == "exception" and isinstance(value[1], _ERRORS) and value[1] not in seen:
+        if event == "line" and frame in after:
+            after[frame] += 1  # the first is that of the except clause
+            if after[frame] == 2 and found and found[-1].instead is None:
+                found[-1] = replace(found[-1], instead=line_of(frame.f_code, frame.f_lineno))
+        elif event == "return":
+            after.pop(frame, None)
+        if event != "exception" or not isinstance(value[1], _ERRORS):
+            return local
+        after[frame] = 0
+        if value[1] not in seen:
             seen.append(value[1])
             code = frame.f_code
             if opname[code.co_code[frame.f_lasti]] not in ("RAISE_VARARGS", "RERAISE"):

@@ -20,6 +20,7 @@ from ...data.relations import (
     flipped_apart,
     inverted_boxes,
     mutation,
+    stood_in,
 )
 from ...data.relations import class_names as naming
 from ...data.relations import collate_writes as collating
@@ -86,6 +87,7 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
 
     Where a sample is made of stored bytes, it is read with all of them 0 and all 255 too: what lies between
     must be more than a twentieth of its values. What a library's function returns must not be dropped.
+    One sample must not be given again for the indices of which reading raises an error that is caught.
     """
     for found in surveys(subject):
         if found.errors:
@@ -108,6 +110,8 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
         ]
         if not bad and (pale := faint_bytes.faint(found)) is not None:
             bad.append(explain.faint(found, pale))
+        if not bad and (again := in_data(stood_in.stood_in, found)) is not None:
+            bad.append(explain.stood_in(found, again))
         if not bad and (lost := in_data(dropped_results.dropped, found)) is not None:
             bad.append(explain.dropped_result(found, lost))
         yield from bad

@@ -27,7 +27,8 @@ from ...specs import Labels
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from .arguments import against_itself
-from .targets import base_slopes, loss_of_output, unread_by_step
+from .targets import base_slopes, loss_of_output
+from .unread import unread_by_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

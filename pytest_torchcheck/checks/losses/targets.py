@@ -6,11 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from ...codes import loss as explain
 from ...objects import trees
-from ...probes.loss.arguments import by_own_loss, by_step, named_unused, targets_of, unread_targets
+from ...probes.loss.arguments import by_own_loss, targets_of
 from ...probes.loss.own import OwnLoss
 from ...probes.loss.places import deaf_gradient
 from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, chosen_by_loss, pulls_of, two_groups
@@ -22,13 +21,12 @@ from ...runs.losses.suiting import one_for_all
 from ...specs import Labels
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
+from .unread import ignores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ...batches import Batch
     from ...findings import Finding, Status
-    from ...specs.tensors import TensorSpec
     from ...subject import Subject
 
 _FEW: Final = 3
@@ -162,9 +160,9 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     if isinstance(loss, str):
         yield from _of_own_loss(subject, loss)
         return
-    paths = unread_targets(loss.batch, lambda batch: {"loss": loss.run(batch)[0].detach()})
-    if (status := _how_sure(subject, loss.batch, paths)) is not None:
-        yield explain.ignored(subject, loss, paths, status)
+    paths, ignored = ignores(subject, loss.batch, lambda b: {"loss": loss.run(b)[0].detach()}, loss)
+    if ignored is not None:
+        yield ignored
         return
     if paths and (lost := lost_results(partial(loss.run, loss.batch))):
         yield explain.without_effect(paths, lost[0])
@@ -215,9 +213,8 @@ def _of_own_loss(subject: Subject, otherwise: str) -> Iterator[Finding]:
         return
     adapted, batch = subject.contract.adapted, subject.batch()
     given = adapted is not None and adapted.call is not None
-    paths = unread_targets(batch, partial(by_own_loss, subject)) if given else []
-    if (status := _how_sure(subject, batch, paths)) is not None:
-        yield explain.ignored(subject, None, paths, status)
+    if given and (ignored := ignores(subject, batch, partial(by_own_loss, subject))[1]) is not None:
+        yield ignored
         return
     try:
         found = _owned(subject)
@@ -271,67 +268,6 @@ def _owned(subject: Subject) -> list[Finding] | str:
     if not seen and (deaf := deaf_gradient(loss, base, labels)) is not None:
         return [explain.deaf_gradient(subject, None, deaf)]
     return found if seen else "no change of one sample's label changed the loss's gradient"
-
-
-def unread_by_step(subject: Subject) -> Finding | None:
-    """Take one step with the targets of the base batch, and one each with others, from the same state.
-
-    On a GPU nobody can try the step first, and an index out of range would cost the process its context.
-    """
-    batch = subject.batch()
-    paths = unread_targets(batch, partial(by_step, subject)) if subject.kernel_exact else []
-    status = _how_sure(subject, batch, paths)
-    return None if status is None else explain.ignored(subject, None, paths, status)
-
-
-def _how_sure(subject: Subject, batch: Batch, unread: list[str]) -> Status | None:
-    """Say what it means that targets are not read: where they are not declared as targets, perhaps nothing.
-
-    Targets of a spec are. Those that a batch is given by hand are where they fit an output: a label
-    for each row of scores, or a value for each. Constants and copies of an input may stand for none,
-    and so may those that the loss or the step takes as ``_`` or by a name with an
-    underscore before it. Where others are read, a batch by hand may hold more than is used; a
-    declared target is missed for certain where it alone fits an output.
-    """
-    targets = targets_of(batch)
-    if not unread:
-        return None
-    some = len(unread) < len(targets)
-    if some and batch.origin != "drawn":
-        return None
-    contract = subject.contract
-    if named_unused(contract.loss, 1) or named_unused(contract.train_step, 3):
-        return "suspicious"
-    if some:
-        specs, leaves = subject.source.specs, trees.floats(output_for_loss(subject)).values()
-        fitting = [
-            {p for p, t in targets.items() if _fits(t, leaf, specs.get(p))} for leaf in leaves
-        ]
-        sure = any(paths and paths <= set(unread) for paths in fitting)
-        return "violated" if sure else "suspicious"
-    inputs = [t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)]
-    for target in targets.values():
-        varied = target.numel() > 1 and not bool((target == target.flatten()[0]).all())
-        if not varied or any(trees.same(target, t) for t in inputs if t.shape == target.shape):
-            continue
-        leaves = trees.floats(output_for_loss(subject)).values()
-        if batch.origin == "drawn" or (
-            not isinstance(subject.contract.batch, DataLoader | Dataset)
-            and any(_fits(target, leaf) for leaf in leaves)
-        ):
-            return "violated"
-    return "suspicious"
-
-
-def _fits(target: torch.Tensor, leaf: torch.Tensor, spec: TensorSpec | None = None) -> bool:
-    """Say whether a target has the form that a criterion of torch compares with this output of the model."""
-    if target.is_floating_point() or target.dtype == torch.bool:
-        return leaf.numel() == target.numel()
-    rows = target.dim() and leaf.dim() == target.dim() + 1 and len(leaf) == len(target)
-    sizes = (leaf.shape[1], leaf.shape[-1]) if rows else ()
-    return (
-        1 not in sizes and bool(sizes) and (not isinstance(spec, Labels) or spec.classes in sizes)
-    )
 
 
 def _judged(

@@ -27,6 +27,7 @@ from ...loop.traces.rates import (
 from ...loop.traces.rates_ahead import ahead_findings
 from ...loop.traces.taken_back import taken_back_findings
 from ...loop.traces.wording import at
+from ...runs.training.enduring import moves_blindly
 from ...runs.training.steps import trajectory
 from ...text.wording import counted
 from ...verdicts import inconclusive, not_applicable, passed, suspicious, violated
@@ -73,7 +74,10 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
         yield from found
         return
     steps, passes = trace.optimizer_steps(), trace.backwards()
-    if not steps and (told := _moved_by_hand(subject)):
+    told = "" if steps else _moved_by_hand(subject)
+    if told and passes and moves_blindly(subject):
+        yield _placed(subject, _never_steps(trace, told))
+    elif told:
         yield passed(told)
     elif not steps and not passes:
         yield inconclusive(
@@ -110,7 +114,8 @@ def _placed(subject: Subject, finding: Finding, function: Any = None) -> Finding
     return finding.replace(location=sources.of_object(function))
 
 
-def _never_steps(trace: Trace) -> Finding:
+def _never_steps(trace: Trace, told: str = "") -> Finding:
+    """Explain gradients that nothing applies; ``told`` says what moves the weights without them."""
     last = trace.backwards()[-1]
     return violated(
         "step-missing",
@@ -118,8 +123,11 @@ def _never_steps(trace: Trace) -> Finding:
         culprits=(Culprit("call", "optimizer.step", "missing", last.place),),
         observed=f"{len(trace.backwards())} backward passes, 0 optimizer steps; gradient norm "
         f"{last.norm:.4g}",
-        cause="gradients are computed but never applied",
-        because=f"nothing after {at(last.place)} called a torch optimizer's step",
+        cause="gradients are computed but never applied"
+        + (": the step moves the weights by something else" if told else ""),
+        because=f"{told}, bit for bit alike for another batch, of which gradients have other signs"
+        if told
+        else f"nothing after {at(last.place)} called a torch optimizer's step",
         fix=f"call optimizer.step() after {at(last.place)}",
     )
 

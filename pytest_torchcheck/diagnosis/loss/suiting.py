@@ -1,4 +1,4 @@
-"""What a loss asks for beside a fit: an output that is pulled off its target, a draw of another spread."""
+"""What a loss asks for beside a fit: an output that is pulled off its target, a draw of another spread, targets that fit."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...explanation import on_line
+from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.holding.held_by_models import graph_leaves
+from ...probes.recorded.watch import describe
 from ...verdicts import violated
 from .consumed import loss_line
 
 if TYPE_CHECKING:
+    from ...batches import Batch
     from ...probes.loss.coupling import PulledOff
+    from ...record.tracing import Swallowed
     from ...runs.losses.spreads import Spread
     from ...subject import Subject
 
@@ -82,4 +85,24 @@ def spread_mistaken(subject: Subject, found: Spread) -> Finding:
         fix="scale the noise by the deviation: torch.exp(0.5 * log_var)"
         if found.power == 1
         else "write the divergence with exp(log_var): 0.5 * (exp(log_var) + mean**2 - 1 - log_var)",
+    )
+
+
+def caught(subject: Subject, batch: Batch, paths: list[str], error: Swallowed) -> Finding:
+    """Explain targets of which the use raises an error that is caught, after which the loss does without them."""
+    what, place, instead = listed(paths), error.place, error.instead or error.place
+    reader = "training step" if subject.contract.train_step is not None else "loss"
+    given = "; ".join(f"{path} is {describe(batch.tensors()[path])}" for path in paths)
+    return violated(
+        "targets-ignored",
+        f"the {reader} catches an error about {what} and goes on without them",
+        culprits=[
+            *(Culprit("target", path, "has no influence") for path in paths),
+            Culprit("loss", "loss", f"catches the error of line {place.line}", instead),
+        ],
+        location=instead,
+        observed=f"changed targets leave the {reader} bit-equal; {given}",
+        cause=f"line {place.line} raises {error.kind}, and line {instead.line} goes on instead",
+        because=f"{error.kind}: {error.text}; it changes with the shape of the targets",
+        fix=f"make the targets fit what line {place.line} needs, and drop the except clause",
     )

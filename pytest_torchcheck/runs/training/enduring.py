@@ -197,6 +197,28 @@ def unused_call(subject: Subject) -> int | None:
     return None
 
 
+def moves_blindly(subject: Subject) -> bool:
+    """Say whether calls of the step move weights bit for bit alike for another batch, of which gradients have other signs."""
+    other = _first_alone(subject)
+    if other is None:
+        return False
+    try:
+        ours, theirs = (list(_calls(subject, [b] * _FEW)) for b in (subject.batch(), other))
+    except SubjectError:
+        return False
+    turned = [
+        bool((trees.dense(g) * trees.dense(after[name]) < 0).any())
+        for (_, before), (_, after) in zip(ours, theirs, strict=True)
+        for name, g in before.items()
+        if name in after
+    ]
+    return any(turned) and all(
+        same_results(weights, again) for (weights, _), (again, _) in zip(ours, theirs, strict=True)
+    )
+
+
+_FEW: Final = 4
+"""Calls of a step, of which one at least applies what it has: a step may accumulate."""
 _LATER: Final = (1, 2)
 
 

@@ -1,0 +1,122 @@
+"""Targets that nothing reads: how sure it is that something should, and an error about them that is caught."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ...codes import loss as explain
+from ...objects import trees
+from ...probes.loss.arguments import by_step, named_unused, targets_of, unread_targets, with_target
+from ...record.tracing import swallowed
+from ...runs.facts import output_for_loss
+from ...specs import Labels
+from ...subject.errors import SubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...batches import Batch
+    from ...findings import Finding, Status
+    from ...probes.loss.slopes import LossOfOutput
+    from ...record.tracing import Swallowed
+    from ...specs.tensors import TensorSpec
+    from ...subject import Subject
+
+
+def unread_by_step(subject: Subject) -> Finding | None:
+    """Take one step with the targets of the base batch, and one each with others, from the same state.
+
+    On a GPU nobody can try the step first, and an index out of range would cost the process its context.
+    """
+    exact = subject.kernel_exact
+    return ignores(subject, subject.batch(), partial(by_step, subject))[1] if exact else None
+
+
+def ignores(
+    subject: Subject,
+    batch: Batch,
+    run: Callable[[Batch], dict[str, torch.Tensor]],
+    loss: LossOfOutput | None = None,
+) -> tuple[list[str], Finding | None]:
+    """Return the targets that a run never reads, and what is wrong with that: an error about them may be caught."""
+    paths = unread_targets(batch, run)
+    status = _how_sure(subject, batch, paths)
+    if status is None:
+        return paths, None
+    errors = swallowed(lambda: run(batch))
+    if errors and _depends_on(batch, paths, run, errors):
+        return paths, explain.caught(subject, batch, paths, errors[-1])
+    return paths, explain.ignored(subject, loss, paths, status)
+
+
+def _depends_on(
+    batch: Batch,
+    paths: list[str],
+    run: Callable[[Batch], dict[str, torch.Tensor]],
+    errors: list[Swallowed],
+) -> bool:
+    """Say whether errors that are caught are about targets: those of another shape raise others, or none."""
+    targets = targets_of(batch)
+    for target in (targets[path] for path in paths):
+        for other in (target.flatten(), target.unsqueeze(-1)):
+            reshaped = with_target(batch, target, other)
+            try:
+                if swallowed(partial(run, reshaped)) != errors:
+                    return True
+            except SubjectError:
+                return True
+    return False
+
+
+def _how_sure(subject: Subject, batch: Batch, unread: list[str]) -> Status | None:
+    """Say what it means that targets are not read: where they are not declared as targets, perhaps nothing.
+
+    Targets of a spec are. Those that a batch is given by hand are where they fit an output: a label
+    for each row of scores, or a value for each. Constants and copies of an input may stand for none,
+    and so may those that the loss or the step takes as ``_`` or by a name with an
+    underscore before it. Where others are read, a batch by hand may hold more than is used; a
+    declared target is missed for certain where it alone fits an output.
+    """
+    targets = targets_of(batch)
+    if not unread:
+        return None
+    some = len(unread) < len(targets)
+    if some and batch.origin != "drawn":
+        return None
+    contract = subject.contract
+    if named_unused(contract.loss, 1) or named_unused(contract.train_step, 3):
+        return "suspicious"
+    if some:
+        specs, leaves = subject.source.specs, trees.floats(output_for_loss(subject)).values()
+        fitting = [
+            {p for p, t in targets.items() if _fits(t, leaf, specs.get(p))} for leaf in leaves
+        ]
+        sure = any(paths and paths <= set(unread) for paths in fitting)
+        return "violated" if sure else "suspicious"
+    inputs = [t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor)]
+    for target in targets.values():
+        varied = target.numel() > 1 and not bool((target == target.flatten()[0]).all())
+        if not varied or any(trees.same(target, t) for t in inputs if t.shape == target.shape):
+            continue
+        leaves = trees.floats(output_for_loss(subject)).values()
+        if batch.origin == "drawn" or (
+            not isinstance(subject.contract.batch, DataLoader | Dataset)
+            and any(_fits(target, leaf) for leaf in leaves)
+        ):
+            return "violated"
+    return "suspicious"
+
+
+def _fits(target: torch.Tensor, leaf: torch.Tensor, spec: TensorSpec | None = None) -> bool:
+    """Say whether a target has the form that a criterion of torch compares with this output of the model."""
+    if target.is_floating_point() or target.dtype == torch.bool:
+        return leaf.numel() == target.numel()
+    rows = target.dim() and leaf.dim() == target.dim() + 1 and len(leaf) == len(target)
+    sizes = (leaf.shape[1], leaf.shape[-1]) if rows else ()
+    return (
+        1 not in sizes and bool(sizes) and (not isinstance(spec, Labels) or spec.classes in sizes)
+    )
