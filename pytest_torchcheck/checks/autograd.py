@@ -14,7 +14,15 @@ from ..objects import trees
 from ..probes.gradient.structural_zeros import structural_zeros
 from ..runs.facts import forward_facts
 from ..runs.layers import parameter_rows
-from ..runs.looks import HIDDEN, REDRAWS, hidden_by_data, shared_shifts, unreached
+from ..runs.looks import (
+    HIDDEN,
+    REDRAWS,
+    hidden_by_data,
+    hidden_by_hooks,
+    shared_shifts,
+    unhooked,
+    unreached,
+)
 from ..runs.numerics import broken_in_eval
 from ..runs.omitted import read_where_given
 from ..runs.training.observation import observe
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ..findings import Finding
+    from ..findings import Finding, Status
     from ..subject import Subject
 
 
@@ -283,7 +291,7 @@ def gradients_finite(subject: Subject) -> Iterator[Finding]:
 
     What eval mode gives is run without gradients, as in use: kernels that only run there count too.
     NaN and infinities that the model writes on purpose, as -inf for masked scores, are none of these. Whole
-    numbers of 8 or 16 bits may not wrap around.
+    numbers of 8 or 16 bits may not wrap around. Hooks on parameters are laid aside: they may hide NaN.
     """
     trained = any(p.requires_grad for p in subject.model.parameters())
     if trained:
@@ -291,6 +299,17 @@ def gradients_finite(subject: Subject) -> Iterator[Finding]:
         broken = [name for name, stat in seen.stats.items() if not stat.finite]
         if broken or not math.isfinite(seen.loss):
             yield from explain.non_finite(subject, outputs=[], grads=broken, loss=seen.loss)
+            return
+        if hidden := hidden_by_hooks(subject):
+            with unhooked(subject.model):
+                found = list(
+                    explain.non_finite(subject, outputs=[], grads=list(hidden), loss=seen.loss)
+                )
+            status: Status = "violated" if any(hidden.values()) else "suspicious"
+            for one in found:
+                yield one.replace(
+                    status=status, cause=f"{one.cause}; a hook puts other numbers in its place"
+                )
             return
     outputs: list[str] = []
     # of a model that trains, what raises in eval mode is told by the checks of eval mode

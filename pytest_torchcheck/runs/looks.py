@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..objects import trees
 from ..probes.gradient.provenance import find_cut, find_zero_gradients
 from ..probes.loss.arguments import targets_of
 from ..probes.recorded.watch import Watch, name_of, tensors_in
@@ -18,7 +20,7 @@ from ..subject.gradients import clear_gradients, gradient_stats
 from .again import forward_and_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ..subject import Subject
 
@@ -32,6 +34,34 @@ STRUCTURAL = 1e-12  # CHECKS R9: below this share of the model's norm, in float6
 
 
 _SHIFTS = ("cancels", "normalised")
+
+
+@contextlib.contextmanager
+def unhooked(model: nn.Module) -> Iterator[list[str]]:
+    """Lay the gradient hooks of parameters aside; give the names of the parameters that have some."""
+    held = [(n, h, dict(h)) for n, p in model.named_parameters() if (h := p._backward_hooks)]
+    for _, hooks, _ in held:
+        hooks.clear()
+    try:
+        yield [name for name, _, _ in held]
+    finally:
+        for _, hooks, kept in held:
+            hooks.update(kept)
+
+
+def hidden_by_hooks(subject: Subject) -> dict[str, bool]:
+    """Return the parameters of which hooks make a gradient finite that is not, and whether none of its entries is.
+
+    Cost: FB where a parameter has a hook.
+    """
+    if not any(p._backward_hooks for p in subject.model.parameters()):
+        return {}
+    with subject.pristine(train=True, seeded=True) as model, unhooked(model) as names:
+        clear_gradients(model)
+        subject.passes(model, subject.batch().clone())
+        found = {n: model.get_parameter(n).grad for n in names}
+        finite = {n: torch.isfinite(trees.dense(g)) for n, g in found.items() if g is not None}
+    return {n: not bool(entries.any()) for n, entries in finite.items() if not bool(entries.all())}
 
 
 def routed(subject: Subject, dead: set[str]) -> set[str]:
