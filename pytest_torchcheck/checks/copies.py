@@ -14,6 +14,7 @@ from .. import sources
 from ..findings import Culprit, Finding
 from ..objects.peek import closed_over
 from ..probes.holding.held_by_models import closure_of, holdings
+from ..record.tracing import line_of, returns
 from ..runs.copying import (
     COPIED,
     OTHER_DRAWS,
@@ -224,16 +225,42 @@ def _holding(subject: Subject, difference: tuple[str, float], shared: list[str])
         ),
         sources.of_object(copying[0]) if copying else sources.of_parameter(subject.model, name),
     )
+    given = _returned_itself(subject) if copying else None
     return violated(
         "copy-depends",
         f"a deep copy of {type(subject.model).__name__} uses {name} of the original",
-        culprits=[Culprit("parameter", n, "shared with the copy", place) for n in shared[:4]],
+        culprits=[
+            *(
+                [Culprit("call", f"{given[0]}.__deepcopy__", "returns self", given[1])]
+                if given
+                else []
+            ),
+            *(Culprit("parameter", n, "shared with the copy", place) for n in shared[:4]),
+        ],
+        location=given[1] if given else place,
         observed=f"{difference[0]} of the copy differs by {difference[1]:.3g} after only the "
         "original's parameters changed",
-        cause=f"the copy receives the original's {name} instead of a copy of it",
+        cause=f"{given[0]}.__deepcopy__ returns the module that it is to copy"
+        if given
+        else f"the copy receives the original's {name} instead of a copy of it",
         because=f"{name} of the copy and of the original have the same address in memory",
-        fix=f"copy {name} too: .detach().clone() in a new nn.Parameter",
+        fix=f"return a new {given[0]} from it, or delete it: torch copies modules by itself"
+        if given
+        else f"copy {name} too: .detach().clone() in a new nn.Parameter",
     )
+
+
+def _returned_itself(subject: Subject) -> tuple[str, Location] | None:
+    """Return the class of a module of which ``__deepcopy__`` returns that module, and the line that does."""
+    with subject.pristine() as model:
+        for one in returns(lambda: copy.deepcopy(model)):
+            code = one.frame.f_code
+            itself = any(
+                one.value is m and one.frame.f_locals.get("self") is m for m in model.modules()
+            )
+            if code.co_name == "__deepcopy__" and itself:
+                return type(one.value).__name__, line_of(code, one.line)
+    return None
 
 
 def _dependent(subject: Subject, difference: tuple[str, float], twin: nn.Module) -> Finding:

@@ -8,10 +8,10 @@ from .explainer import Each, Explainer, Maybe, One
 from .rule import COMPARED, STUCK, rule
 
 anomaly_left_on = One(
-    "diagnosis.outputs.behaviour:anomaly_left_on", "anomaly-left-on", doubtful=True
+    "diagnosis.outputs.settings:anomaly_left_on", "anomaly-left-on", doubtful=True
 )
 other_dim = One("diagnosis.outputs.samples:other_dim", "batch-axis", doubtful=True)
-global_state = One("diagnosis.outputs.behaviour:global_state", "global-state")
+global_state = One("diagnosis.outputs.settings:global_state", "global-state")
 impure = One("diagnosis.outputs.behaviour:impure", "eval-writes")
 mixed = One("diagnosis.outputs.samples:mixed", "batch-statistics samples-mixed", doubtful=True)
 not_repeatable = One(

@@ -9,6 +9,7 @@ import torch
 from ... import sources
 from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
+from ...objects import trees
 from ...probes.holding.aliasing import find_alias
 from ...probes.holding.leaks import grad_line
 from ...probes.recorded.watch import Watch, name_of
@@ -62,12 +63,15 @@ def _writer(subject: Subject, path: str, *, train: bool) -> Place:
     """Find the line that first changes an input, by watching its values after every operation."""
     batch = subject.batch().clone()
     target = dict(batch.tensors())[path]
-    version = target._version
+    given = target.detach().clone()
     found: list[Place] = []
 
     class Writer(Watch):
+        def before(self, func: Any, args: Any, kwargs: Any) -> bool:
+            return not found and trees.same(target, given)  # NumPy may have written before
+
         def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
-            if not found and target._version != version:
+            if token and not trees.same(target, given):
                 op = self.op(name_of(func))
                 found.append(
                     Place(

@@ -267,54 +267,6 @@ def shared_noise(subject: Subject, found: SharedNoise) -> Finding:
     )
 
 
-def global_state(
-    subject: Subject, changed: list[str], before: dict[str, object], after: dict[str, object]
-) -> Finding:
-    """Explain a forward that changes a global setting."""
-    name = changed[0]
-    setter = (
-        name.split(".")[-1]
-        .removesuffix("()")
-        .removeprefix("get_")
-        .removeprefix("is_")
-        .removeprefix("are_")
-    )
-    place = sources.search(type(subject.model), setter) or forward_line(subject)
-    return violated(
-        "global-state",
-        f"the forward changes {name} from {before[name]} to {after[name]}",
-        culprits=[Culprit("call", name, str(after[name]), place)],
-        observed="; ".join(f"{n}: {before[n]} -> {after[n]}" for n in changed),
-        cause="a global setting is changed and not restored",
-        because="it differs before and after one forward",
-        fix="use the context manager of this setting instead",
-    )
-
-
-def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
-    """Warn of autograd's anomaly mode, which was for debugging."""
-    made = subject.contract.model
-    places = (
-        sources.search(thing, r"detect_anomaly")
-        for thing in (made, type(subject.model), inspect.getmodule(made), inspect.getmodule(type(subject.model)))
-        if thing is not None
-    )  # fmt: skip
-    place = next((one for one in places if one is not None), None)
-    line = on_line(place)
-    return suspicious(
-        "anomaly-left-on",
-        "anomaly mode is on" + (" after the model is built" if by_build else ""),
-        culprits=[Culprit("call", "torch.autograd.set_detect_anomaly", location=place)],
-        observed="torch.is_anomaly_enabled() is True"
-        + (", and was False before the factory ran" if by_build else " before the contract runs"),
-        cause=("it was enabled to find a NaN, and is still on: every backward checks all its "
-            "results"),
-        because="nothing disabled it: set_detect_anomaly applies to the whole process",
-        fix=(f"delete it{line}, or use `with torch.autograd.detect_anomaly():` around the code "
-            "under investigation"),
-    )  # fmt: skip
-
-
 def output_mismatch(
     subject: Subject, batch: Batch, output: Any, wrong: tuple[str, str, str]
 ) -> Finding:

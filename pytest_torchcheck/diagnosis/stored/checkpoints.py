@@ -21,7 +21,7 @@ from ...probes.holding.held_by_models import given_to_init
 from ...runs.hidden import hidden
 from ...runs.portability import Portability
 from ...verdicts import suspicious, violated
-from .loading import losing_line
+from .loading import leaving_line, losing_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,10 +158,12 @@ def _loses(
         if first.kind in ("unsaved", "unloaded")
         else f"the two instances differ in {names}, and state_dict() does not hold it"
     )
-    line = on_line(first.location)
-    loading = None
+    place, loading = None, None
     if first.kind in ("unsaved", "unloaded"):
         loading = losing_line(subject, first.name)
+    if first.kind == "unsaved" and loading is None:
+        place = leaving_line(subject, first.name)
+    line = on_line(place or first.location)
     if loading is not None:
         cause, fix, line = loading.cause, loading.fix, ""
     trained = {holding.path for holding in hidden(subject).trained.values()}
@@ -180,12 +182,12 @@ def _loses(
                 "buffer" if each.kind == "buffer" else "tensor",
                 each.name,
                 each.detail,
-                each.location,
+                place or each.location,
             )
             for each in lost[:6]
         ]
         + ([] if loading is None else loading.culprits()),
-        location=None if loading is None else loading.location,
+        location=place if loading is None else loading.location,
         observed=observed,
         cause=cause,
         because=because,

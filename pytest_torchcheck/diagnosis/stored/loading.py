@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ...findings import Culprit
-from ...lean import dataclass
+from ...objects import trees
 from ...record.tracing import find_line, line_of, returns
-from ...runs.saving import LOADING
 from ...state.tensors import named_tensors
 from ..lines.conditions import assigned_for
 
@@ -112,18 +110,33 @@ def losing_line(subject: Subject, name: str) -> Loading | None:
     return Loading(kind=kind, location=place, key=key, permuted=permuted, chosen=chosen)
 
 
-def _left(subject: Subject, name: str) -> Loading | None:
-    """Return the ``return`` by which the loading of an entry's own module ends early; None where it goes on to its end."""
-    with subject.pristine(steps=True) as model, torch.no_grad():
-        owner, state = model.get_submodule(name.rpartition(".")[0]), model.state_dict()
-        ended = returns(lambda: model.load_state_dict(state, strict=True))
-        places = [
-            line_of(one.frame.f_code, one.line)
-            for one in ended
-            if one.frame.f_locals.get("self") is owner and one.frame.f_code.co_name in LOADING
+def leaving_line(subject: Subject, name: str) -> Location | None:
+    """Save a model, and return the line of its own saving after which an entry is gone, or that returns without it."""
+    with subject.pristine() as model:
+        place = trees.address(named_tensors(model)[name])
+        if place is None:
+            return None
+        had: set[FrameType] = set()
+
+        def watcher(frame: FrameType, event: str, _line: int) -> bool:
+            if any(trees.address(value) == place for _, value in _held(frame)):
+                had.add(frame)
+            return (
+                event == "line" and frame in had and not _has(list(frame.f_locals.values()), place)
+            )
+
+        if (found := find_line(model.state_dict, watcher)) is not None:
+            return found
+        last = [
+            one for one in returns(model.state_dict) if one.frame.f_code.co_name == "state_dict"
         ]
-    place = next((at for at in places if re.match(r"return\b(?!.*super\()", at.text)), None)
-    return None if place is None else Loading(kind="left", location=place, key=name, permuted=False, chosen=())  # fmt: skip
+        if not last or _has([last[-1].value], place):
+            return None
+        return line_of(last[-1].frame.f_code, last[-1].line)
+
+
+def _has(held: list[object], place: int | None) -> bool:
+    return any(trees.address(value) == place for _, value in _entries(held))
 
 
 def _tensor(model: torch.nn.Module, name: str) -> torch.Tensor | None:
@@ -134,7 +147,11 @@ def _tensor(model: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 def _held(frame: FrameType) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors that the variables of a frame hold in dicts, by key."""
-    for held in list(frame.f_locals.values()):
+    return _entries(list(frame.f_locals.values()))
+
+
+def _entries(values: list[object]) -> Iterator[tuple[str, torch.Tensor]]:
+    for held in values:
         if isinstance(held, dict):
             for key, value in list(held.items()):
                 if isinstance(key, str) and isinstance(value, torch.Tensor):

@@ -10,7 +10,8 @@ from torch import nn
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
-from ...probes.gradient.provenance import find_stops
+from ...probes.gradient.frozen_in_step import frozen_in_step
+from ...probes.gradient.provenance import GraphCut, find_stops
 from ...probes.gradient.surrogates import wrong_way_round
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.again import forward_and_loss
@@ -20,8 +21,10 @@ from ...verdicts import inconclusive, not_applicable, suspicious, violated
 from ..gradient.cuts import CAUSES, fix_of, kind_at
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ...findings import Location
-    from ...probes.gradient.provenance import GraphCut
+    from ...probes.gradient.frozen_in_step import Frozen
     from ...probes.recorded.watch import Op
     from ...runs.losses.followed import Descent
     from ...subject import Subject
@@ -55,7 +58,8 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
         )
     with subject.pristine() as model:
         stops = find_stops(forward_and_loss(subject), model, numbers=True)
-    if cut := _explicit(stops, set(found.wrong)):
+        off = frozen_in_step(forward_and_loss(subject), model)
+    if cut := _explicit(stops, set(found.wrong)) or _switched(off, found.wrong):
         return _cut(subject, found, cut, observed, shown)
     if meant := _meant(subject, stops):
         return inconclusive(f"{observed}; {meant}", evidence=shown)
@@ -130,7 +134,23 @@ def _explicit(stops: tuple[GraphCut, ...], wrong: set[str]) -> GraphCut | None:
     return next(iter(behind or explicit), None)
 
 
+def _switched(off: Frozen, wrong: Iterable[str]) -> GraphCut | None:
+    """Return the line that switches the gradient of a parameter off for a part of the forward."""
+    found = ((name, off.freezing(name)) for name in wrong)
+    name, switch = next(((n, one) for n, one in found if one is not None), ("", None))
+    if switch is None:
+        return None
+    return GraphCut(
+        kind="frozen",
+        parameters=switch.names,
+        location=switch.location,
+        fact=f"requires_grad of {name} is set to False at this line, and is True before the forward",
+    )
+
+
 def _fix(cut: GraphCut, place: Location | None) -> str:
+    if cut.kind == "frozen":
+        return f"do not change requires_grad{on_line(place)}"
     return fix_of(kind_at(cut.kind, place), place).format(names="...")
 
 
@@ -138,7 +158,7 @@ def _cut(
     subject: Subject, found: Descent, cut: GraphCut, observed: str, shown: dict[str, Any]
 ) -> Finding:
     place = cut.region or cut.location
-    name = cut.op.name if cut.op is not None else cut.kind
+    name = cut.op.name if cut.op is not None else "requires_grad_"
     behind = [n for n in found.wrong if n in cut.parameters]
     culprits = [Culprit("call", name, CAUSES[cut.kind], place)]
     culprits += [
@@ -156,7 +176,9 @@ def _cut(
         culprits=culprits,
         location=place,
         observed=observed,
-        cause=f"{CAUSES[kind_at(cut.kind, place)]}, and the loss uses what it gives",
+        cause="requires_grad is switched off on the way to the loss"
+        if cut.kind == "frozen"
+        else f"{CAUSES[kind_at(cut.kind, place)]}, and the loss uses what it gives",
         because=cut.fact,
         fix=f"{_fix(cut, place)}; if the stop is meant, skip this check with that reason",
         evidence=shown,

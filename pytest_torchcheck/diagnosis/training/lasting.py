@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import sources
-from ...explanation import listed, parameter
+from ...explanation import listed, on_line, parameter
 from ...findings import Culprit, Finding
-from ...record.tracing import find_line
-from ...runs.training.enduring import MANY
+from ...probes.gradient.provenance import find_cut
+from ...runs.again import forward_and_loss
+from ...runs.training.enduring import MANY, after_many
 from ...runs.training.forgetting import own_optimizers
 from ...runs.training.strides import move, sampled
 from ...text.wording import counted, names_text
 from ...verdicts import suspicious, violated
+from ..gradient.cuts import CAUSES
 from ..outputs.eval_lines import keeping_lines
 from .optimizers import optimizer_line
 
@@ -150,17 +153,24 @@ def stale_copy(subject: Subject, found: StaleCopy) -> Finding:
 def stops_training(subject: Subject, names: list[str], numbers: tuple[str, ...]) -> Finding:
     """Explain parameters that get no gradient after some calls, whatever the weights are."""
     tail = re.escape(numbers[0].rpartition(".")[2])
-    place = _in_forward(subject, names[0], rf"\b{tail}\b.*(<|>|==|%)|(<|>|==|%).*\b{tail}\b")
+    guard = _in_forward(subject, names[0], rf"\b{tail}\b.*(<|>|==|%)|(<|>|==|%).*\b{tail}\b")
+    cut = None
+    with contextlib.suppress(SubjectError), after_many(subject) as model:
+        wanted = {name: model.get_parameter(name) for name in names[:1]}
+        cut = find_cut(forward_and_loss(subject), model, wanted).get(names[0])
+    place = None if cut is None else cut.region or cut.location
+    by = f"; {CAUSES[cut.kind]}{on_line(place)}" if cut is not None and place is not None else ""
     return violated(
         "weight-stops",
         f"{names_text(names)} {'receives' if len(names) == 1 else 'receive'} no gradient after {MANY} training steps",
         culprits=[
-            Culprit("tensor", numbers[0], "counts calls", place),
+            *([Culprit("call", cut.op.name, "cuts the graph", place)] if cut and cut.op else []),
+            Culprit("tensor", numbers[0], "counts calls", guard),
             *(parameter(subject, name, "no longer trained") for name in names[:8]),
         ],
-        location=place,
+        location=place or guard,
         observed=f"with the first weights put back after {MANY} steps, the gradient that the first step had is gone",
-        cause=f"whether {'it is' if len(names) == 1 else 'they are'} trained depends on {numbers[0]}, which changes from call to call",
+        cause=f"whether {'it is' if len(names) == 1 else 'they are'} trained depends on {numbers[0]}, which changes from call to call{by}",
         because="weights, statistics, batch and seed are those of the first step",
         fix="let a gradient depend on weights and data; to freeze a part on purpose, call requires_grad_(False)",
         evidence={"parameters": names},

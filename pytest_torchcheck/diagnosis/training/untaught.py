@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import sources
 from ...explanation import on_line, parameter
 from ...findings import Culprit, Finding, Location
+from ...probes.gradient.frozen_in_step import frozen_in_step
 from ...probes.holding.holders import lines_run
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
+from ...record.tracing import line_of, returns
 from ...subject.errors import SubjectError
 from ...text.wording import names_text
 from ...verdicts import violated
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 class _Readers(Watch):
     """Follows what is computed from weights: the first call that makes a number of one, and the first that raised."""
 
-    def __init__(self, model: torch.nn.Module, names: list[str]) -> None:
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__(model)
         self._from = {id(model.get_parameter(name)) for name in names}
         self._kept: list[Tensor] = []  # an id is reused once its tensor is gone
@@ -57,39 +60,100 @@ class _Readers(Watch):
             self.refused = self.op(name_of(func))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reason:
+    """Why the data do not train weights: the place, the measured fact, and what to do."""
+
+    place: Location | None
+    cause: str
+    because: str
+    fix: str
+    culprits: tuple[Culprit, ...] = ()
+
+
 def untaught(subject: Subject, names: list[str]) -> Finding:
     """Explain weights whose gradient is a multiple of one matrix, whatever the data are."""
     number, refused = _readers(subject, names)
-    one = len(names) == 1
-    place = next((op.location for op in (refused, number) if op is not None), None)
-    cause = f"the data reach {'it' if one else 'them'} through one number only"
-    because = (
-        "gradients of different samples that are multiples of each other say nothing of the samples"
-    )
-    fix = f"compute the output with {names_text(names)}"
-    if number is not None:
-        because = f"{number.name} reads {'it' if one else 'them'} and gives one number; {because}"
+    why = _one_number(names, number)
     if refused is not None:
-        cause = f"{refused.name} raised, somebody caught the exception, and the forward went on without it"
-        fix = f"correct the call{on_line(refused.location)}, and let its exception pass"
-    culprits = [parameter(subject, name, "trained by no data") for name in names[:8]]
-    if refused is not None:
-        culprits.insert(
-            0, Culprit("call", refused.name, "raised, and was caught", refused.location)
-        )
+        why = _refused(refused, why.because)
+    else:
+        why = _switched(subject, names) or _bypassed(subject) or why
     return violated(
         "weight-untaught",
-        f"the data do not train {names_text(names)}: {'its gradient has' if one else 'their gradients have'} "
+        f"the data do not train {names_text(names)}: {'its gradient has' if len(names) == 1 else 'their gradients have'} "
         "one direction for any batch",
-        culprits=culprits,
-        location=place,
+        culprits=[*why.culprits, *(parameter(subject, n, "trained by no data") for n in names[:8])],
+        location=why.place,
         observed="each half of the batch, and other inputs, give the same gradient times a number; "
         "those of other weights turn",
-        cause=cause,
-        because=because,
-        fix=fix,
+        cause=why.cause,
+        because=why.because,
+        fix=why.fix,
         evidence={"parameters": names},
     )
+
+
+def _one_number(names: list[str], number: Op | None) -> _Reason:
+    them = "it" if len(names) == 1 else "them"
+    said = "" if number is None else f"{number.name} reads {them} and gives one number; "
+    return _Reason(
+        place=None if number is None else number.location,
+        cause=f"the data reach {them} through one number only",
+        because=f"{said}gradients of different samples that are multiples of each other say nothing of the samples",
+        fix=f"compute the output with {names_text(names)}",
+    )
+
+
+def _refused(refused: Op, because: str) -> _Reason:
+    return _Reason(
+        place=refused.location,
+        cause=f"{refused.name} raised, somebody caught the exception, and the forward went on without it",
+        because=because,
+        fix=f"correct the call{on_line(refused.location)}, and let its exception pass",
+        culprits=(Culprit("call", refused.name, "raised, and was caught", refused.location),),
+    )
+
+
+def _switched(subject: Subject, names: list[str]) -> _Reason | None:
+    """Ask whether a forward switches the gradients of all of them off, which are on again after it."""
+    with subject.pristine(train=True, seeded=True) as model:
+        try:
+            seen = frozen_in_step(lambda: subject.call(model, subject.batch().clone()), model)
+        except SubjectError:
+            return None
+        found = [seen.freezing(n) for n in names if model.get_parameter(n).requires_grad]
+    off = found[0] if found and all(found) else None
+    if off is None:
+        return None
+    line = on_line(off.location)
+    return _Reason(
+        place=off.location,
+        cause=f"requires_grad is switched off{line} for what is computed with {names_text(names)}",
+        because=f"requires_grad of {off.names[0]} is False there, and True before and after the forward",
+        fix=f"do not change requires_grad{line}",
+        culprits=(Culprit("call", "requires_grad_", "switches gradients off", off.location),),
+    )
+
+
+def _bypassed(subject: Subject) -> _Reason | None:
+    """Ask whether a module is called by a ``__call__`` of its own, and its ``forward`` does not run."""
+    with subject.pristine(train=True, seeded=True) as model:
+        found = returns(lambda: subject.call(model, subject.batch().clone()))
+        owners = [(one, one.frame.f_locals.get("self")) for one in found]
+        ran = {id(own) for one, own in owners if one.frame.f_code.co_name == "forward"}
+        for one, own in owners:
+            code = one.frame.f_code
+            if code.co_name == "__call__" and isinstance(own, nn.Module) and id(own) not in ran:
+                kind, place = type(own).__name__, line_of(code, one.line)
+                return _Reason(
+                    place=place,
+                    cause=f"{kind}.__call__ returns on line {place.line}, and {kind}.forward does not run",
+                    because="no call of forward was seen on this module; its hooks do not run either",
+                    fix="delete __call__, or return super().__call__(...) from it",
+                    culprits=(Culprit("call", f"{kind}.__call__", "skips forward", place),),
+                )
+    return None
 
 
 def _readers(subject: Subject, names: list[str]) -> tuple[Op | None, Op | None]:

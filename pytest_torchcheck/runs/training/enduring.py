@@ -44,20 +44,14 @@ def stops_training(subject: Subject) -> tuple[str, ...]:
     """Return what gets a gradient at first, and after more steps, from the first weights again, does not; cached."""
     first = subject.gradients().stats
     faint = _faint(subject)
-    with subject.pristine(steps=True, train=True, seeded=True) as model:
-        try:
-            optimizer = subject.make_optimizer(model)
-            batch = later_batch(subject, few=True)
-            for step in range(MANY):
-                seed_everything(seed_of(subject, step))
-                subject.train_step(model, optimizer, batch.clone())
-            _restart(subject, model)
+    try:
+        with after_many(subject) as model:
             seed_everything(subject.seed)
             subject.passes(model, subject.batch().clone())
-        except SubjectError:
-            return ()  # what raises is explained by others
-        now = gradient_stats(model)
-        trained = {n for n, p in model.named_parameters() if p.requires_grad}
+            now = gradient_stats(model)
+            trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    except SubjectError:
+        return ()  # what raises is explained by others
     return tuple(
         name
         for name, stat in first.items()
@@ -67,6 +61,19 @@ def stops_training(subject: Subject) -> tuple[str, ...]:
         and name in now
         and (now[name].kind in ("none", "zero") or now[name].norm < _GONE * stat.norm)
     )
+
+
+@contextlib.contextmanager
+def after_many(subject: Subject) -> Iterator[nn.Module]:
+    """Give the model after some steps, with its first weights and statistics put back."""
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        optimizer = subject.make_optimizer(model)
+        batch = later_batch(subject, few=True)
+        for step in range(MANY):
+            seed_everything(seed_of(subject, step))
+            subject.train_step(model, optimizer, batch.clone())
+        _restart(subject, model)
+        yield model
 
 
 def _restart(subject: Subject, model: nn.Module) -> None:
