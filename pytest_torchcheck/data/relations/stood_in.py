@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sized
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ...lean import dataclass
 from ...record.tracing import Swallowed, line_of, returns, swallowed
 from ...verdicts import violated
 from ..snapshot import put_back

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ...findings import Culprit
+from ...lean import dataclass
 from ...objects import trees
 from ...record.tracing import find_line, line_of, returns
+from ...runs.saving import LOADING
 from ...state.tensors import named_tensors
 from ..lines.conditions import assigned_for
 
@@ -108,6 +111,20 @@ def losing_line(subject: Subject, name: str) -> Loading | None:
     kind, key, permuted = seen[0]
     chosen = tuple((name, at) for name, at in assigned_for(place) if (at.file, at.line) in ran)
     return Loading(kind=kind, location=place, key=key, permuted=permuted, chosen=chosen)
+
+
+def _left(subject: Subject, name: str) -> Loading | None:
+    """Return the ``return`` by which the loading of an entry's own module ends early; None where it goes on to its end."""
+    with subject.pristine(steps=True) as model, torch.no_grad():
+        owner, state = model.get_submodule(name.rpartition(".")[0]), model.state_dict()
+        ended = returns(lambda: model.load_state_dict(state, strict=True))
+        places = [
+            line_of(one.frame.f_code, one.line)
+            for one in ended
+            if one.frame.f_locals.get("self") is owner and one.frame.f_code.co_name in LOADING
+        ]
+    place = next((at for at in places if re.match(r"return\b(?!.*super\()", at.text)), None)
+    return None if place is None else Loading(kind="left", location=place, key=name, permuted=False, chosen=())  # fmt: skip
 
 
 def leaving_line(subject: Subject, name: str) -> Location | None:

@@ -12,10 +12,12 @@ from ... import sources
 from ...explanation import listed, on_line, parameter
 from ...findings import Culprit, Finding
 from ...probes.gradient.provenance import find_cut
+from ...record.tracing import find_line
 from ...runs.again import forward_and_loss
 from ...runs.training.enduring import MANY, after_many
 from ...runs.training.forgetting import own_optimizers
 from ...runs.training.strides import move, sampled
+from ...subject.errors import SubjectError
 from ...text.wording import counted, names_text
 from ...verdicts import suspicious, violated
 from ..gradient.cuts import CAUSES

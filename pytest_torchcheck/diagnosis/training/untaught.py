@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from ... import sources
 from ...explanation import on_line, parameter
 from ...findings import Culprit, Finding, Location
+from ...lean import dataclass
 from ...probes.gradient.frozen_in_step import frozen_in_step
 from ...probes.holding.holders import lines_run
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
