@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, promises
+from pytest_torchcheck import Contract, Overfit, promises
 from pytest_torchcheck.render.terminal import render_report
 from tests.guides.rows import Net, Symptom, contract, holds, named, sgd
 
@@ -285,12 +285,13 @@ def test_row_36(symptom: Symptom) -> None:
 
 
 def test_row_36_curve() -> None:
-    """The curve of the loss, down to a tenth of its first value, in the report."""
-    report = contract(Net, sizes={"B": 4}).check(["overfit"])
-    (passed,) = report.with_status("passed")
-    losses = passed.evidence["losses"]
-    assert losses[-1] < 0.1 * losses[0]
-    assert "loss by step" in render_report(report, verbosity=2)
+    """The curve of the loss in the report: down to a tenth where that is asked for, else to a quarter."""
+    for part, declared in ((0.25, {}), (0.1, {"overfit": Overfit()})):
+        report = contract(Net, sizes={"B": 4}, **declared).check(["overfit"])
+        (passed,) = report.with_status("passed")
+        losses = passed.evidence["losses"]
+        assert losses[-1] < part * losses[0] < losses[-2]  # no step more than that
+        assert "loss by step" in render_report(report, verbosity=2)
 
 
 class Listed(Net):
