@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import warnings
 from typing import TYPE_CHECKING, Final
 
@@ -107,31 +109,50 @@ def waiting(subject: Subject, names: Collection[str]) -> set[str]:
 
 
 def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
-    """Return which parameters the user's step leaves frozen, or as they are, at first, and trains in some more steps.
+    """Return which parameters steps leave frozen, or as they are, at first, and train in some more steps.
 
-    Cost: nothing without a step of the user's; 8 FBS, up to 24 where one of them is left frozen.
+    Those are among them whose gradient grows from step to step, and is so small yet that rounding takes the update
+    away: behind a head of zeros and a residual branch that begins with zeros.
+
+    Cost: 8 FBS where there are any, up to 24 where one of them is left frozen.
     """
     thawed: set[str] = set()
-    if subject.contract.train_step is None:
+    if not names:
         return thawed
+    sizes: dict[str, list[float]] = {name: [] for name in names}
     with subject.pristine(steps=True, train=True, seeded=True) as model:
         held = {n: p for n, p in model.named_parameters() if n in names}
         try:
             made = subject.make_optimizer(model)
+            groups = [group for one in optimizers_of(made) for group in one.param_groups]
+            stepped = {id(p) for group in groups for p in group["params"]}
             before = {n: p.detach().clone() for n, p in held.items()}
             for number in range(_STAGES):
                 subject.train_step(model, made, subject.batch().clone())
                 now = dict(model.named_parameters())  # one that is replaced is not trained
                 moved = (n for n, p in held.items() if not trees.same(p.detach(), before[n]))
                 thawed |= {n for n in moved if now.get(n) is held[n]}
+                for name, parameter in held.items():
+                    if parameter.grad is not None and id(parameter) in stepped:
+                        sizes[name].append(float(trees.dense(parameter.grad).abs().max()))
                 waits = number < _HELD or not all(p.requires_grad for p in held.values())
                 if len(thawed) == len(held) or not waits:
                     break
         except SubjectError:
             pass  # the check that met the error reports it
-    return thawed
+        return thawed | {n for n, p in held.items() if _wakes(p, sizes[n])}
 
 
+def _wakes(parameter: torch.Tensor, sizes: list[float]) -> bool:
+    """Say whether gradients of these sizes, of one step after the other, grow and are below what moves a parameter."""
+    seen = [size for size in sizes if size > 0]
+    grows = len(seen) > 2 and all(itertools.starmap(operator.lt, itertools.pairwise(seen)))
+    least = torch.finfo(parameter.dtype).eps * float(parameter.detach().abs().max()) / _RATE
+    return grows and _WAKES * seen[0] < seen[-1] < least
+
+
+_WAKES = 10.0  # times the first gradient: far more than steps change one that has its size
+_RATE = 0.1  # a learning rate that is large for plain gradient descent
 _STAGES = 24  # steps of stages that thaw one part after the other
 _HELD = 7  # further steps in which what is held back by its gradient alone may begin
 _LEAST = 4  # samples: two of them on each side
