@@ -8,7 +8,7 @@ import torch
 
 from ...codes import loss as explain
 from ...probes.loss.places import by_place
-from ...probes.loss.weights import Reductions, crowding, reductions
+from ...probes.loss.weights import Reductions, crowding, is_separate, reductions
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 from .targets import loss_of_output
@@ -29,7 +29,8 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
     The loss is called with one output of the model, and its gradients with respect to this output are compared.
     Averaged terms give all copies of a sample together the gradient that it had alone, summed ones give it
     to each copy. Both in one loss are a violation: the weight of one term beside the other depends on the
-    size of the batch. Where outputs and targets move to other places together and each sample's gradient keeps
+    size of the batch. So is a term of which the copies together have less than one sample alone, where no sample's
+    gradient depends on another's output: it is divided by their number twice. Where outputs and targets move to other places together and each sample's gradient keeps
     its direction but not its length, the loss weighs by place. A mask is a target of zeros and ones that says which elements have a gradient. If the
     elements that counted count for more once another one does, the mean is taken over the others.
     """
@@ -50,8 +51,13 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
     few, count = loss.cut(torch.arange(min(size, _SAMPLES)), axis), min(size, _SAMPLES)
     try:
         found = reductions(few, axis, count)
+        if found is not None and found.divided and not is_separate(loss, base, axis):
+            found = None  # it relates samples to each other
     except SubjectError:
         found = None  # batch-sizes judges what is refused
+    if found is not None and found.divided:
+        yield explain.divided_again(subject, few, found, axis, count)
+        return
     if found is not None and found.averaged and found.summed:
         yield explain.mixed_reductions(subject, few, found, axis, count)
         return

@@ -65,6 +65,26 @@ def mixed_reductions(
     )
 
 
+def divided_again(
+    subject: Subject, loss: LossOfOutput, found: Reductions, axis: int, size: int
+) -> Finding:
+    """Explain a loss that divides an average over the samples by their number."""
+    op = _halved_by(loss, loss.cut(torch.arange(size).repeat(2), axis))
+    place = (op.location if op is not None else None) or loss_line(subject)
+    name, what = str(op) if op is not None else "the loss", _outputs(found.divided)
+    return violated(
+        "mean-divided",
+        f"the larger the batch, the less its samples count together: {what} is divided by their number twice",
+        culprits=[Culprit("loss", "loss", "divides an average again", place)],
+        observed=f"with every sample repeated, the gradients with respect to {what} of both copies together are half of "
+        "what one had, or a part of them is",
+        cause=f"{name} divides by the number of samples what is already an average over them",
+        because="only the number of samples was changed, and no sample's gradient depends on another's output; "
+        "an average keeps the gradient of all copies together, and a sum doubles it",
+        fix="divide by the number of samples once: take the mean, or divide the sum",
+    )
+
+
 def _outputs(paths: tuple[str, ...]) -> str:
     return listed(["the output" if path == "output" else path for path in paths])
 
@@ -78,6 +98,19 @@ def _summed_by(loss: LossOfOutput, twice: LossOfOutput) -> Op | None:
             continue
         doubled = torch.allclose(two, 2 * one, rtol=_CLOSE)
         if doubled and bool(slope.any()) and torch.allclose(slope, other, rtol=_CLOSE):
+            return op
+    return None
+
+
+def _halved_by(loss: LossOfOutput, twice: LossOfOutput) -> Op | None:
+    """Return the operation whose result is half as large for twice as many samples, and counts as much in the loss."""
+    for (op, one, slope), (again, two, other) in zip(_steps(loss), _steps(twice), strict=False):
+        if op.name != again.name:
+            return None  # the loss takes another way for more samples
+        if slope is None or other is None or one.shape != two.shape or not bool(one.any()):
+            continue
+        halved = one.numel() == 1 and torch.allclose(2 * two, one, rtol=_CLOSE)
+        if halved and bool(slope.any()) and torch.allclose(slope, other, rtol=_CLOSE):
             return op
     return None
 

@@ -32,10 +32,12 @@ class Reductions:
     Attributes:
         averaged: Outputs of which a term is averaged: the samples keep their share together.
         summed: Outputs of which a term is summed: each sample keeps its weight in any batch.
+        divided: Outputs of which a term falls with the number of samples: an average that is divided by it again.
     """
 
     averaged: tuple[str, ...]
     summed: tuple[str, ...]
+    divided: tuple[str, ...] = ()
 
 
 def reductions(loss: LossOfOutput, axis: int, size: int) -> Reductions | None:
@@ -62,7 +64,7 @@ def reductions(loss: LossOfOutput, axis: int, size: int) -> Reductions | None:
         if many is None or not many.finite:
             return None
         repeated[copies] = many.by_output
-    averaged, summed = [], []
+    averaged, summed, divided = [], [], []
     for path, slope in base.by_output.items():
         one = slope.double()
         most = float(one.abs().max()) if one.numel() else 0.0
@@ -72,20 +74,53 @@ def reductions(loss: LossOfOutput, axis: int, size: int) -> Reductions | None:
             sums = {n: _over_copies(found[path], axis, n) for n, found in repeated.items()}
         except KeyError:
             return None
-        last = _COPIES[-1]
-        # along the line through the first and the last: one + (copies - 1) * grows
-        grows = (sums[last] - one) / (last - 1)
+        grows, falls = _parts(one, sums)
         growth = float(grows.abs().max())
         rounding = _OFF_LINE * max(most, growth)
-        if any(_apart(sums[n], one + (n - 1) * grows) > rounding for n in _COPIES):
+        if any(
+            _apart(sums[n], one + (n - 1) * grows + (1 / n - 1) * falls) > rounding for n in _COPIES
+        ):
             return None
+        if float(falls.abs().max()) > _PART * most:
+            divided.append(path)
         if growth > _PART * most:
             summed.append(path)
-        if _apart(one, grows) > _PART * most:
+        if _apart(one, grows + falls) > _PART * most:
             averaged.append(path)
-    if not averaged and not summed:
+    if not averaged and not summed and not divided:
         return None
-    return Reductions(averaged=tuple(averaged), summed=tuple(summed))
+    return Reductions(averaged=tuple(averaged), summed=tuple(summed), divided=tuple(divided))
+
+
+def _parts(one: torch.Tensor, sums: dict[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the parts of a gradient that grow with the number of copies, and that fall with it.
+
+    Args:
+        one: The gradient of one copy, ``kept + grows + falls``.
+        sums: That of all copies together, by their number ``n``: ``kept + n * grows + falls / n``.
+    """
+    few, many = _COPIES[0], _COPIES[-1]
+    first, last = (sums[few] - one) / (few - 1), (sums[many] - one) / (many - 1)
+    falls = (last - first) / (1 / few - 1 / many)
+    return first + falls / few, falls
+
+
+def is_separate(loss: LossOfOutput, base: Slopes, axis: int) -> bool:
+    """Say whether an extreme output of the first sample leaves the gradients of the others as they were.
+
+    Raises:
+        SubjectError: The loss refuses it.
+    """
+    now = loss.stretched(0, axis).slopes()
+    return now is not None and all(
+        path in now.by_output
+        and torch.allclose(_others(now.by_output[path], axis), _others(slope, axis), rtol=1e-4)
+        for path, slope in base.by_output.items()
+    )
+
+
+def _others(slope: torch.Tensor, axis: int) -> torch.Tensor:
+    return slope.narrow(axis, 1, slope.shape[axis] - 1)
 
 
 def _over_copies(slope: torch.Tensor, axis: int, copies: int) -> torch.Tensor:

@@ -129,6 +129,39 @@ def test_both_reductions_of_one_output_are_found():
     assert finding.code == "reductions-mixed"
 
 
+def ranked(output, _):
+    better, worse = output[0].sum(-1), output[1].sum(-1)
+    return -F.logsigmoid(better - worse).mean() / len(better)
+
+
+def beside_a_mean(output, y):
+    shrunk = output[1].pow(2).sum() / len(y) ** 2
+    return F.mse_loss(output[0], y) + shrunk
+
+
+@pytest.mark.parametrize("loss", [ranked, beside_a_mean])
+def test_a_mean_that_is_divided_by_the_number_of_samples_again_is_found_with_its_line(loss):
+    (finding,) = of_two(loss)
+    assert finding.code == "mean-divided"
+    assert "/ len(" in finding.location.text
+    assert "twice" in finding.summary
+    assert ("output[0]" in finding.summary) == (loss is ranked)
+
+
+def standard_error(output, _):
+    return (output[1].var(0, unbiased=False) / len(output[1])).sum()
+
+
+def for_each_micro_batch(output, y):
+    return F.mse_loss(output[0], y) / 4  # of an accumulation over four
+
+
+@pytest.mark.parametrize("loss", [standard_error, for_each_micro_batch])
+def test_what_samples_share_and_a_constant_may_divide_a_mean(loss):
+    (finding,) = of_two(loss)
+    assert finding.status in ("passed", "not-applicable")
+
+
 def each(output, targets):
     return (output - targets[0]).pow(2).mean(-1)
 

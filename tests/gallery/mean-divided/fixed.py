@@ -1,0 +1,24 @@
+"""A regression whose squared errors are summed and divided by their number."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcheck import contract
+
+CHECKS = ("backward", "loss-weights", "target-ownership")
+
+
+def loss(output, y):
+    error = F.mse_loss(output, y, reduction="sum")
+    return error / y.numel()
+
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(6, 5, generator=generator),), torch.randn(6, 2, generator=generator)
+
+
+@contract(batch=batch, inputs="B 5", targets="B 2", sizes={"B": (2, 8)}, loss=loss)
+def net():
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
