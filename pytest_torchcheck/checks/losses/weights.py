@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...findings import Finding
+    from ...probes.loss.slopes import LossOfOutput
     from ...subject import Subject
 
 _SAMPLES: Final = 3
@@ -39,8 +40,9 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
         yield not_applicable(loss)
         return
     axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
-    size = 0 if axis is None or symbol is None else loss.samples(axis)
-    if axis is None or symbol is None or not size or loss.batch.sizes.get(symbol) != size:
+    size = 0 if symbol is None else loss.batch.sizes.get(symbol, 0)
+    where = _axes(subject, loss, size) if axis is not None and size else None
+    if axis is None or symbol is None or where is None:
         yield not_applicable("the outputs do not have one entry for each sample")
         return
     base, again = loss.slopes(), loss.slopes()
@@ -48,22 +50,23 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
     if base is None or not repeats or not base.finite or not base.by_output:
         yield inconclusive("the loss has no finite gradient that repeats with the same seed")
         return
-    few, count = loss.cut(torch.arange(min(size, _SAMPLES)), axis), min(size, _SAMPLES)
+    few, count = loss.cut(torch.arange(min(size, _SAMPLES)), where), min(size, _SAMPLES)
     try:
-        found = reductions(few, axis, count)
-        if found is not None and found.divided and not is_separate(loss, base, axis):
+        found = reductions(few, where, count)
+        if found is not None and found.divided and not is_separate(loss, base, where):
             found = None  # it relates samples to each other
     except SubjectError:
         found = None  # batch-sizes judges what is refused
-    if found is not None and found.divided:
-        yield explain.divided_again(subject, few, found, axis, count)
+    if found is not None and found.averaged and found.summed and not found.divided:
+        yield explain.mixed_reductions(subject, few, found, where, count)
         return
-    if found is not None and found.averaged and found.summed:
-        yield explain.mixed_reductions(subject, few, found, axis, count)
-        return
-    placed = by_place(subject, loss, base, axis, size) if len(loss.axes_of(size)) == 1 else None
+    one = loss.samples(axis) == size and len(loss.axes_of(size)) == 1
+    placed = by_place(subject, loss, base, axis, size) if one else None
     if placed is not None:
         yield explain.by_place(subject, placed)
+        return
+    if found is not None and found.divided:
+        yield explain.divided_again(subject, few, found, where, count)
         return
     axes, tried = subject.source.axes(symbol), 0
     for path, target in loss.targets().items():
@@ -77,6 +80,23 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the loss relates samples to each other, and there is no mask")
         return
     yield passed(_told(found, tried))
+
+
+def _axes(subject: Subject, loss: LossOfOutput, size: int) -> dict[str, int] | None:
+    """Return where the samples stand in each output, by path; None where an output has no entry for each of them.
+
+    Cost: one forward of some samples where it is not the batch dimension of the contract in all outputs.
+    """
+    axis = subject.contract.batch_dim or 0
+    if loss.samples(axis) == size:
+        return dict.fromkeys(loss.outputs, axis)
+    few = subject.few(loss.batch, _SAMPLES)
+    if few is None or not all(size in tensor.shape for tensor in loss.outputs.values()):
+        return None
+    try:
+        return loss.axes_by(subject.forward(few), size, _SAMPLES)
+    except SubjectError:
+        return None  # batch-sizes judges it
 
 
 def _told(found: Reductions | None, tried: int) -> str:

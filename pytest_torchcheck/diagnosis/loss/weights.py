@@ -40,10 +40,10 @@ class _Made(Watch):
 
 
 def mixed_reductions(
-    subject: Subject, loss: LossOfOutput, found: Reductions, axis: int, size: int
+    subject: Subject, loss: LossOfOutput, found: Reductions, axes: dict[str, int], size: int
 ) -> Finding:
     """Explain a loss that averages one term over the samples and sums another."""
-    op = _summed_by(loss, loss.cut(torch.arange(size).repeat(2), axis))
+    op = _summed_by(loss, loss.cut(torch.arange(size).repeat(2), axes))
     place = (op.location if op is not None else None) or loss_line(subject)
     name = str(op) if op is not None else "one term"
     averaged, summed = (_outputs(paths) for paths in (found.averaged, found.summed))
@@ -66,15 +66,16 @@ def mixed_reductions(
 
 
 def divided_again(
-    subject: Subject, loss: LossOfOutput, found: Reductions, axis: int, size: int
+    subject: Subject, loss: LossOfOutput, found: Reductions, axes: dict[str, int], size: int
 ) -> Finding:
     """Explain a loss that divides an average over the samples by their number."""
-    op = _halved_by(loss, loss.cut(torch.arange(size).repeat(2), axis))
+    op = _halved_by(loss, loss.cut(torch.arange(size).repeat(2), axes))
     place = (op.location if op is not None else None) or loss_line(subject)
     name, what = str(op) if op is not None else "the loss", _outputs(found.divided)
     return violated(
         "mean-divided",
-        f"the larger the batch, the less its samples count together: {what} is divided by their number twice",
+        f"the larger the batch, the less its samples count together: {what} "
+        f"{'is' if len(found.divided) == 1 else 'are'} divided by their number twice",
         culprits=[Culprit("loss", "loss", "divides an average again", place)],
         observed=f"with every sample repeated, the gradients with respect to {what} of both copies together are half of "
         "what one had, or a part of them is",

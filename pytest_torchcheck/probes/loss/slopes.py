@@ -78,15 +78,38 @@ class LossOfOutput:
         least = min(t.dim() for t in self.outputs.values())
         return [a for a in range(least) if all(t.shape[a] == size for t in self.outputs.values())]
 
-    def cut(self, index: torch.Tensor, axis: int) -> LossOfOutput:
+    def axes_by(self, fewer: Any, size: int, few: int) -> dict[str, int] | None:
+        """Return where the samples stand in each output: the one axis that is shorter for fewer samples.
+
+        Args:
+            fewer: What the model returned for some of the samples.
+            size: How many samples these outputs have.
+            few: How many those have.
+
+        Returns:
+            None where an output has no such axis, or is another one for fewer samples.
+        """
+        others, axes = trees.floats(fewer), {}
+        for path, tensor in self.outputs.items():
+            now = others[path].shape if path in others else ()
+            if len(now) != tensor.dim():
+                return None
+            changed = [a for a in range(tensor.dim()) if now[a] != tensor.shape[a]]
+            if len(changed) != 1 or (tensor.shape[changed[0]], now[changed[0]]) != (size, few):
+                return None
+            axes[path] = changed[0]
+        return axes
+
+    def cut(self, index: torch.Tensor, axis: int | dict[str, int]) -> LossOfOutput:
         """Return the loss of some samples only.
 
         Args:
             index: int64 ``[n]``, which samples.
-            axis: Where the samples stand in every output.
+            axis: Where the samples stand in every output, or in each by path.
         """
         fewer = {
-            id(t): t.detach().index_select(axis, index.to(t.device)) for t in self.outputs.values()
+            id(t): t.detach().index_select(_of(axis, path), index.to(t.device))
+            for path, t in self.outputs.items()
         }
         rows = self._subject.source.rows(self.batch, index)
         return LossOfOutput(self._subject, trees.substitute(self._output, fewer), rows)
@@ -95,13 +118,13 @@ class LossOfOutput:
         """Return the loss of the same output for another batch, which may differ in its targets."""
         return LossOfOutput(self._subject, self._output, batch)
 
-    def stretched(self, sample: int, axis: int) -> LossOfOutput:
+    def stretched(self, sample: int, axis: int | dict[str, int]) -> LossOfOutput:
         """Return the loss of outputs that are extreme for one sample: normal numbers of a hundred times their scale."""
         generator = torch.Generator().manual_seed(0)
         changed = {}
-        for tensor in self.outputs.values():
+        for path, tensor in self.outputs.items():
             made = trees.dense(tensor).clone()
-            row = made.select(axis, sample)
+            row = made.select(_of(axis, path), sample)
             noise = torch.randn(row.shape, generator=generator).to(row.device, row.dtype)
             row.copy_(100 * (1 + row.abs().amax()) * noise)
             changed[id(tensor)] = made
@@ -180,6 +203,10 @@ class LossOfOutput:
     def with_targets(self, old: torch.Tensor, new: torch.Tensor) -> Batch:
         """Return the batch with one target tensor exchanged for another."""
         return with_target(self.batch, old, new)
+
+
+def _of(axis: int | dict[str, int], path: str) -> int:
+    return axis if isinstance(axis, int) else axis[path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

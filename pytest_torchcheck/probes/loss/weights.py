@@ -40,12 +40,12 @@ class Reductions:
     divided: tuple[str, ...] = ()
 
 
-def reductions(loss: LossOfOutput, axis: int, size: int) -> Reductions | None:
+def reductions(loss: LossOfOutput, axes: dict[str, int], size: int) -> Reductions | None:
     """Repeat the samples, and see which gradients keep their sum over the copies, and which keep their size.
 
     Args:
         loss: Of some samples.
-        axis: Where the samples stand in every output.
+        axes: Where the samples stand in each output, by path.
         size: How many samples there are.
 
     Returns:
@@ -60,7 +60,7 @@ def reductions(loss: LossOfOutput, axis: int, size: int) -> Reductions | None:
         return None
     repeated = {}
     for copies in _COPIES:
-        many = loss.cut(torch.arange(size).repeat(copies), axis).slopes()
+        many = loss.cut(torch.arange(size).repeat(copies), axes).slopes()
         if many is None or not many.finite:
             return None
         repeated[copies] = many.by_output
@@ -71,7 +71,7 @@ def reductions(loss: LossOfOutput, axis: int, size: int) -> Reductions | None:
         if most == 0.0:
             continue
         try:
-            sums = {n: _over_copies(found[path], axis, n) for n, found in repeated.items()}
+            sums = {n: _over_copies(found[path], axes[path], n) for n, found in repeated.items()}
         except KeyError:
             return None
         grows, falls = _parts(one, sums)
@@ -105,16 +105,18 @@ def _parts(one: torch.Tensor, sums: dict[int, torch.Tensor]) -> tuple[torch.Tens
     return first + falls / few, falls
 
 
-def is_separate(loss: LossOfOutput, base: Slopes, axis: int) -> bool:
+def is_separate(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> bool:
     """Say whether an extreme output of the first sample leaves the gradients of the others as they were.
 
     Raises:
         SubjectError: The loss refuses it.
     """
-    now = loss.stretched(0, axis).slopes()
+    now = loss.stretched(0, axes).slopes()
     return now is not None and all(
         path in now.by_output
-        and torch.allclose(_others(now.by_output[path], axis), _others(slope, axis), rtol=1e-4)
+        and torch.allclose(
+            _others(now.by_output[path], axes[path]), _others(slope, axes[path]), rtol=1e-4
+        )
         for path, slope in base.by_output.items()
     )
 

@@ -162,6 +162,43 @@ def test_what_samples_share_and_a_constant_may_divide_a_mean(loss):
     assert finding.status in ("passed", "not-applicable")
 
 
+class Pairs(nn.Module):
+    """Returns a score for each sample, and its two codes, of which the samples are the second dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, D)
+
+    def forward(self, a, b):
+        codes = torch.stack([self.layer(a), self.layer(b)])
+        return codes.prod(0).sum(-1), codes
+
+
+def of_pairs(loss, size):
+    g = torch.Generator().manual_seed(3)
+    batch = ((torch.randn(size, 6, generator=g), torch.randn(size, 6, generator=g)), None)
+    made = Contract(model=Pairs, batch=batch, loss=loss)
+    return made.check(["loss-weights"]).findings
+
+
+def over_pairs(again):
+    def loss(output, _):
+        score, codes = output
+        near, small = -F.logsigmoid(score).mean(), codes.pow(2).sum() / len(score)
+        return (near / len(score) if again else near) + 0.1 * small
+
+    return loss
+
+
+@pytest.mark.parametrize("size", [D, B])
+def test_samples_may_stand_in_another_dimension_of_each_output(size):
+    (finding,) = of_pairs(over_pairs(again=True), size)
+    assert finding.code == "mean-divided"
+    assert "output[0] is" in finding.summary
+    (finding,) = of_pairs(over_pairs(again=False), size)
+    assert finding.status == "passed"
+
+
 def each(output, targets):
     return (output - targets[0]).pow(2).mean(-1)
 
