@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit
 from ...probes.recorded.divergence import first_divergence, first_hiding, first_mixing
-from ...probes.recorded.operations import aligned, record
+from ...probes.recorded.operations import Step, aligned, record
 from ...runs.variants.cached import last_step
 from ...runs.variants.settling import Quiet, quiet
 from ...state import seed_everything
@@ -23,8 +24,11 @@ from .places import finding_at, place_of, recorded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import nn
+
     from ...batches import Batch
     from ...findings import Finding
+    from ...probes.recorded.divergence import Divergence
     from ...probes.recorded.operations import Trace
     from ...promises import Causal
     from ...runs.liveness.carried import Uncarried
@@ -85,11 +89,8 @@ def steps_differ(subject: Subject, promise: Causal, module: str, gap: float) -> 
         often = next((key for key in keys if seen[key] > 1), keys[0])
         last = len(keys) - 1 - keys[::-1].index(often)
         steps = replace(steps, steps=steps.steps[last:])
-        # what only one of them calls, such as the loop or the joining of the cache, shows nothing
-        both = [(a, b) for a, b in aligned(whole, steps) if a is not None and b is not None]
-        whole = replace(whole, steps=[a for a, _ in both])
-        steps = replace(steps, steps=[b for _, b in both])
-        place = place_of(first_divergence(whole, steps, allowed=_ROUNDED, align="suffix"), model)
+        # what only one of them calls, such as the loop or the joining of the cache, shows nothing by itself
+        place = _parting_of_steps(whole, steps, model)
     return finding_at(
         place,
         subject,
@@ -101,6 +102,47 @@ def steps_differ(subject: Subject, promise: Causal, module: str, gap: float) -> 
         because=f"train mode calls {module} once, eval mode for each position",
         fix="count positions from the length of the cache, and let the new ones see all that it holds",
         evidence={"gap": gap, "module": module},
+    )
+
+
+def _parting_of_steps(whole: Trace, steps: Trace, model: nn.Module) -> Place | None:
+    """Return where one step parts from the one call: the first operation of both, or another one called before it."""
+    both = [(a, b) for a, b in aligned(whole, steps) if a is not None and b is not None]
+    of_both = replace(whole, steps=[a for a, _ in both]), replace(steps, steps=[b for _, b in both])
+    found = first_divergence(*of_both, allowed=_ROUNDED, align="suffix")
+    place = place_of(found, model)
+    a, b = next(((a, b) for a, b in both if found and a.op is found.op), (None, None))
+    if found is None or a is None or b is None:
+        return place
+    common, last = {id(step) for pair in both for step in pair}, set(map(id, steps.steps))
+    for one, other in zip(a.operands, b.operands, strict=True):
+        made, instead = whole.makers.get(one), steps.makers.get(other)
+        if made is None or instead is None or {id(made), id(instead)} & common:
+            continue
+        read = (Step(found.op, (), (one,)), Step(found.op, (), (other,)))
+        ends = replace(whole, steps=[read[0]]), replace(steps, steps=[read[1]])
+        differs = first_divergence(*ends, allowed=_ROUNDED, align="suffix")
+        if id(instead) in last and differs is not None:
+            return _another_way(found, made, instead, model)
+    return place
+
+
+def _another_way(found: Divergence, made: Step, instead: Step, model: nn.Module) -> Place | None:
+    """Return the operation by which a step computes what the one call computes by another."""
+    taken = replace(
+        found,
+        op=instead.op,
+        location=instead.op.location,
+        module=instead.op.module,
+        instead=made.op,
+        caller=next(iter(instead.callers), None),
+    )
+    place, line = place_of(taken, model), on_line(made.op.location)
+    return place and replace(
+        place,
+        cause=f"a step calls {instead.op.name} where the one call has {made.op.name}{line}, and gets something else",
+        fact=f"what both give to {found.op.name} is the first that differs: {found.fact}",
+        fix=f"compute for the last position what {made.op.name}{line} gives there: with its mask, window and scale",
     )
 
 

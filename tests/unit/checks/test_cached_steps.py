@@ -159,10 +159,10 @@ class OwnSteps(nn.Module):
         return x + places[:, None] / 8
 
 
-def own_steps(how: str) -> Any:
+def own_steps(how: str, kind: Any = OwnSteps) -> Any:
     torch.manual_seed(0)
     made = Contract(
-        model=lambda: OwnSteps(how), batch=((IDS,), IDS), promises=(promises.Causal(),),
+        model=lambda: kind(how), batch=((IDS,), IDS), promises=(promises.Causal(),),
         loss=lambda output, targets: F.cross_entropy(output.flatten(0, 1), targets.flatten()),
     )  # fmt: skip
     (found,) = made.check(["cached-steps"]).findings
@@ -184,3 +184,44 @@ def test_steps_of_eval_mode_that_part_from_the_one_call_of_training_are_found(
 @pytest.mark.parametrize("how", ["right", "counts on", "free-running", "window"])
 def test_steps_that_continue_and_modes_that_differ_otherwise_are_not_blamed(how: str) -> None:
     assert own_steps(how).status == "not-applicable"
+
+
+class StepsOtherwise(nn.Module):
+    """Attends to all that was before; a single query is computed on a line of its own."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.tokens, self.qkv, self.how = nn.Embedding(11, 8), nn.Linear(8, 24), how
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        near = q @ k.mT
+        if q.shape[1] == 1:
+            return (0.3 * near if self.how == "right" else near).softmax(-1)
+        future = torch.ones_like(near[0], dtype=torch.bool).triu(1)
+        return (0.3 * near).masked_fill(future, -1e9).softmax(-1)
+
+    def read(self, x: torch.Tensor, held: Any = None) -> Any:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if held is not None:
+            k, v = torch.cat([held[0], k], 1), torch.cat([held[1], v], 1)
+        return (self.attend(q, k) @ v) @ self.tokens.weight.T, (k, v)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            return self.read(self.tokens(ids))[0]
+        made, held = [], None
+        for position in range(ids.shape[1]):
+            out, held = self.read(self.tokens(ids[:, position, None]), held)
+            made.append(out)
+        return torch.cat(made, 1)
+
+
+def test_another_line_that_a_single_step_takes_is_named_with_the_one_of_the_whole() -> None:
+    found = own_steps("forgets its scale", StepsOtherwise)
+    assert found.code == "cache-differs"
+    assert "softmax" in found.location.text
+    assert "self.how" in found.location.text
+    assert any(
+        "triu" in c.location.text or "masked_fill" in c.location.text for c in found.culprits
+    )
+    assert own_steps("right", StepsOtherwise).status == "not-applicable"
