@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
-from ...probes.loss.axes import Scattered
+from ...probes.loss.axes import OfOtherRows, Scattered
 from ...verdicts import suspicious, violated
 from ..crashes.losses_called import criterion_culprits
 from ..lines.passed_on import forward_returned
@@ -240,8 +240,28 @@ def _scattered(found: Scattered) -> Finding:
     )
 
 
-def crossed_axes(found: Crossed | Scattered) -> Finding:
-    """Explain a cross entropy written by hand whose two distributions lie along different dimensions."""
+def _of_other_rows(found: OfOtherRows) -> Finding:
+    place, name, taken = found.taken.location, found.reduced.name, found.taken.name
+    return suspicious(
+        "distribution-axes",
+        f"each column of {list(found.shape)} is combined with the number of another row: {name} without keepdim",
+        culprits=[
+            Culprit("call", taken, "takes the numbers along the columns", place),
+            Culprit("call", name, "makes one number of each row", found.reduced.location),
+        ],
+        observed=f"{taken} of {list(found.shape)} and [{found.shape[0]}], which {name} gave for its rows"
+        f"{on_line(found.reduced.location)}",
+        cause=f"broadcasting aligns the last dimensions: column j is given what belongs to row j{on_line(place)}",
+        because="the numbers are those of the rows of this very tensor, and not those of its columns; "
+        "only because it is square does it not raise",
+        fix=f"pass keepdim=True to {name}, or index the numbers with [:, None]{on_line(place)}",
+    )
+
+
+def crossed_axes(found: Crossed | Scattered | OfOtherRows) -> Finding:
+    """Explain numbers of one dimension that are combined with those of another one."""
+    if isinstance(found, OfOtherRows):
+        return _of_other_rows(found)
     if isinstance(found, Scattered):
         return _scattered(found)
     place, product = found.probabilities.location, found.product.location

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...lean import dataclass
 from ...objects.weak import ByTensor
+from ..recorded.watch import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,8 @@ _KEEPING: Final = frozenset(
 _VIEWS: Final = frozenset({"view", "reshape", "flatten", "unflatten"})
 _SHAPES: Final = _VIEWS | {"permute", "transpose", "movedim", "swapaxes", "mT", "moveaxis"}
 _FOLLOWED: Final = _KEEPING - {"neg", "__neg__"} | _SHAPES | {"exp"}
+_REDUCTIONS: Final = frozenset({"max", "amax", "min", "amin", "sum", "mean", "logsumexp"})
+_SCALES: Final = frozenset({"sub", "__sub__", "subtract", "div", "__truediv__", "true_divide"})
 _ONE: Final = 1e-3
 """How far a sum of probabilities may be from one."""
 
@@ -72,6 +75,21 @@ class Scattered:
 
 
 @dataclass(frozen=True, slots=True)
+class OfOtherRows:
+    """A square tensor of which each column is given the number of the row with its index.
+
+    Attributes:
+        reduced: The operation that made one number of each row, without ``keepdim``.
+        taken: The one that subtracts them, or divides by them, along the columns.
+        shape: Of the square tensor.
+    """
+
+    reduced: Op
+    taken: Op
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _View:
     """A view of a one-hot tensor over no dimension of which it sums to one."""
 
@@ -86,6 +104,8 @@ class CrossedAxes:
     def __init__(self) -> None:
         self.found: list[Crossed] = []
         self.scattered: list[Scattered] = []
+        self.of_rows: list[OfOtherRows] = []
+        self._rows: ByTensor[tuple[str, Op]] = ByTensor()
         self._known: ByTensor[tuple[str, int, Op]] = ByTensor()
         self._shares: ByTensor[tuple[str, _View | None]] = ByTensor()
 
@@ -93,8 +113,12 @@ class CrossedAxes:
         self, name: str, bare: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]
     ) -> None:
         """See one call and its result; ``op`` describes it where that is needed."""
+        if bare in _REDUCTIONS and args:
+            self._reduce(bare, args[0], result, op)
         if not isinstance(result, Tensor) or not args:
             return
+        if self._rows:
+            self._of_rows(bare, args, result, op)
         if bare == "one_hot":
             self._shares[result] = (bare, None)
             return
@@ -113,6 +137,32 @@ class CrossedAxes:
                 self._known[result] = known
         elif bare in _PRODUCTS or bare == "kl_div":
             self._product(args, op)
+
+    def every(self) -> tuple[Crossed | Scattered | OfOtherRows, ...]:
+        """Return what was found, of all kinds."""
+        return (*self.found, *self.scattered, *self.of_rows)
+
+    def _reduce(self, bare: str, given: Any, result: Any, op: Callable[[], Op]) -> None:
+        """Keep what makes one number of each row of a square tensor, without ``keepdim``."""
+        made = result[0] if isinstance(result, tuple) else result
+        if not (isinstance(given, Tensor) and isinstance(made, Tensor) and _is_square(given)):
+            return
+        if made.shape == given.shape[:1] and _equal(_reduced(bare, given, 1), made):
+            self._rows[made] = (bare, op())
+
+    def _of_rows(self, bare: str, args: Any, result: Tensor, op: Callable[[], Op]) -> None:
+        """Follow the numbers of rows to where the same rows are combined with them along the columns."""
+        if bare in _KEEPING and bare not in ("neg", "__neg__"):
+            if (known := self._rows.get(args[0])) is not None:
+                self._rows[result] = known
+        elif bare in _SCALES and len(args) > 1 and isinstance(args[0], Tensor):
+            known, square = self._rows.get(args[1]), args[0]
+            if known is None or not _is_square(square) or square.shape[:1] != args[1].shape:
+                return
+            reduced, made = known
+            of_rows, of_columns = (_reduced(reduced, square, dim) for dim in (1, 0))
+            if _equal(of_rows, args[1]) and not _equal(of_columns, args[1]):
+                self.of_rows.append(OfOtherRows(made, op(), tuple(square.shape)))
 
     def _share(self, bare: str, args: Any, result: Tensor, op: Callable[[], Op]) -> None:
         """Follow distributions through copies and views to a product of probabilities and a one-hot target."""
@@ -157,6 +207,22 @@ class CrossedAxes:
                 probabilities[2], logs[2], op(), tuple(args[0].shape), probabilities[1], logs[1]
             )
             self.found.append(made)
+
+
+def _is_square(values: Tensor) -> bool:
+    """Say whether a tensor is a plain floating matrix with as many rows as columns, and more than one."""
+    whole = values.dim() == 2 and 1 < values.shape[0] == values.shape[1]
+    return whole and values.is_floating_point() and readable(values)
+
+
+def _reduced(bare: str, values: Tensor, dim: int) -> Tensor:
+    found = getattr(torch, bare)(values.detach(), dim=dim)
+    return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    other = other.detach()
+    return one.dtype == other.dtype and bool(torch.allclose(one, other, rtol=1e-5, atol=0.0))
 
 
 def _sums_to_one(values: Tensor) -> list[int]:

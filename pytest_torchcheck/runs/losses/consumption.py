@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.gradient.penalties import PartialNorm
     from ...probes.gradient.surrogates import DeadTerm
-    from ...probes.loss.axes import Crossed, FocalMean, Scattered
+    from ...probes.loss.axes import Crossed, FocalMean, OfOtherRows, Scattered
     from ...probes.loss.directions import Direction
     from ...probes.loss.noise import NoiseTarget
     from ...probes.loss.slopes import LossOfOutput
@@ -137,7 +137,7 @@ class LossEvidence:
     samples: int = 0
     logs: tuple[LogOf, ...] = ()
     norms: tuple[PartialNorm, ...] = ()
-    crossed: tuple[Crossed | Scattered, ...] = ()
+    crossed: tuple[Crossed | Scattered | OfOtherRows, ...] = ()
     undefined: tuple[Undefined, ...] = ()
     noise: tuple[NoiseTarget, ...] = ()
     outputs: dict[str, float] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class LossSight:
             away=share_away(self._subject, output, self._batch),
             written=written,
             dead=tuple(self.watch.derivatives.found),
-            crossed=(*self.watch.axes.found, *self.watch.axes.scattered),
+            crossed=self.watch.axes.every(),
             undefined=tuple(self.watch.undefined.found),
             focal=tuple(self.watch.focal.found),
             noise=tuple(self.watch.noise.found),

@@ -118,7 +118,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             idle=tuple(watch.terms.idle(model)),
             directions=watch.comparisons.directions(value),
             fed=len(watch.orders) == 1,
-            crossed=(*watch.axes.found, *watch.axes.scattered),
+            crossed=watch.axes.every(),
             noise=tuple(watch.noise.found),
             undefined=tuple(watch.undefined.without_pull()),
         )

@@ -387,3 +387,51 @@ def test_weights_by_an_input_meet_the_loss_of_their_sample():
     assert (finding.status, finding.code) == ("violated", "loss-broadcast")
     assert "combined with what belongs to all samples" in finding.cause
     assert codes(weighed_by_time(True), "loss-shapes") == [("passed", "")]
+
+
+class Matched(nn.Module):
+    """Scores each sample of one kind against each of the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 6), nn.Linear(4, 6)
+
+    def forward(self, x, y):
+        return self.one(x) @ self.other(y).T
+
+
+def balanced(score, _):
+    score = score - score.logsumexp(1, keepdim=True)
+    return -(score - score.logsumexp(0)).diagonal().mean()
+
+
+def divided(score, _):
+    share = score.exp()
+    total = share.sum(1)
+    return -(share / total).diagonal().log().mean()
+
+
+SHIFTS = {
+    "maximum": lambda s, _: (s - s.detach().max(1).values).exp().mean(),
+    "kept": lambda s, _: (s - s.amax(1, keepdim=True)).exp().mean(),
+    "indexed": lambda s, _: (s - s.amax(1)[:, None]).exp().mean(),
+    "columns": lambda s, _: (s - s.amax(0)).exp().mean(),
+    "symmetric": lambda s, _: ((s + s.T) - (s + s.T).mean(1)).square().mean(),
+    "transposed": lambda s, _: (s.T - s.mean(1)).square().mean(),
+    "balanced": balanced,
+    "divided": divided,
+}
+
+
+@pytest.mark.parametrize("kind", SHIFTS)
+def test_columns_that_are_given_the_numbers_of_rows_are_suspicious(kind):
+    torch.manual_seed(0)
+    batch = ((torch.randn(5, 4), torch.randn(5, 4)), None)
+    (finding,) = (
+        Contract(model=Matched, batch=batch, loss=SHIFTS[kind]).check(["loss-input"]).findings
+    )
+    if kind not in ("maximum", "divided"):
+        assert finding.status in ("passed", "not-applicable")
+        return
+    assert (finding.status, finding.code) == ("suspicious", "distribution-axes")
+    assert ("share / total" if kind == "divided" else "max(1)") in finding.location.text
