@@ -242,7 +242,8 @@ def _scattered(found: Scattered) -> Finding:
 
 def _of_other_rows(found: OfOtherRows) -> Finding:
     place, name, taken = found.taken.location, found.reduced.name, found.taken.name
-    return suspicious(
+    of_nodes = name.rpartition(".")[2] in ("sum", "mean")  # a degree is of a row and its column
+    return (suspicious if of_nodes else violated)(
         "distribution-axes",
         f"each column of {list(found.shape)} is combined with the number of another row: {name} without keepdim",
         culprits=[
