@@ -136,7 +136,8 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
     logarithms are of; a one-hot target that probabilities are multiplied with must be one-hot over
     their classes. Four habits are suspicious: columns of a square matrix that are shifted or divided by
     sums of its rows, as after a reduction without ``keepdim`` (a violation if by their maxima);
-    a logarithm of what a softmax or a sigmoid gave (tried with an input as a sure model gives it); a regression on labels that are declared
+    a logarithm of what a softmax or a sigmoid gave (tried with an input as a sure model gives it);
+    a regression on labels that are declared
     as classes; and a cross entropy of targets that are not class probabilities (several ones in a row, negative ones,
     or one number per sample). No loss may compare a value with itself, whatever the outputs are. Where
     a prediction is compared with normal random numbers alone, as in a diffusion model, other numbers
