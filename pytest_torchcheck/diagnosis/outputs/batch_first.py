@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from ...findings import Location
     from ...probes.recorded.operations import Step, Trace
-    from ...probes.recorded.watch import Op
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -151,22 +150,6 @@ def sorted_alone(step: Step, meeting: Step) -> Place:
         fact=f"when the input entries are permuted, the result of {step.op.name} stays as it was, and "
         f"{meeting.op.name} reads it together with values that are permuted",
         fix=f"sort what belongs to the entries in the same way{on_line(step.op.location)}",
-    )
-
-
-def not_brought_back(place: Place, ordered: Op) -> Place:
-    """Return the operation that loses samples which another one had ordered, with that one where it writes over them."""
-    name = place.op.rpartition(".")[2]
-    if name != "__setitem__" and not (name.endswith("_") and not name.startswith("__")):
-        return place
-    sorts = Culprit("call", ordered.name, "orders the samples", ordered.location)
-    return replace(
-        place,
-        settings=(*place.settings, sorts),
-        cause=f"{ordered.name}{on_line(ordered.location)} puts the samples in another order, and {place.op} writes "
-        "over some of them",
-        fix="write to a new tensor: one that is read and written row by row loses rows that are still to be moved; "
-        "or bring the samples back by the inverse order (x[order.argsort()])",
     )
 
 

@@ -35,8 +35,10 @@ from ...subject.remembered import remembered
 from ...verdicts import violated
 from ..crashes.place import Place
 from ..lines.conditions import choosing_dimensions, dimensions_of_owner
-from . import batch_first
-from .eval_lines import eval_run
+from .batch_first import built_for_time_first, exchanged, extended, reordered, sorted_alone
+from .eval_lines import (
+    eval_run,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,8 +78,8 @@ def mixing_line(subject: Subject) -> Place | None:
         place = told_by(_mixing(subject), subject.model, "samples")
     except SubjectError:
         return None  # sizes or an order among the samples that the model relies on
-    built = batch_first.built_for_time_first
-    return built(place, subject.model, lambda: _mixing(subject) is not None) or place
+    model = subject.model
+    return built_for_time_first(place, model, lambda: _mixing(subject) is not None) or place
 
 
 def _scrambling(subject: Subject) -> Place | None:
@@ -86,7 +88,7 @@ def _scrambling(subject: Subject) -> Place | None:
     order = another_first(subject, batch, batch.sizes[subject.source.batch_symbol or ""])
     (base, turned), _ = recorded(subject, [batch, subject.source.rows(batch, order)])
     step = scrambled(base, turned, order)
-    return None if step is None else batch_first.exchanged(step)
+    return None if step is None else exchanged(step)
 
 
 def _mixing(subject: Subject) -> Divergence | None:
@@ -135,8 +137,6 @@ def told_by(
     place = place_of(found, model)
     if place is None or found is None:
         return place
-    if (before := getattr(found, "ordered", None)) is not None:
-        return batch_first.not_brought_back(place, before)
     if (view := found.reread) is None:
         index = getattr(found, "index", None)
         return place if index is None else _led_astray(place, index)
@@ -213,14 +213,14 @@ def place_dependence(
     known = None if order is not None else next((one for one in told if one is not None), None)
     moved = order if known is None else known[0]
     if moved is not None and (longer := joined(base, permuted, found.op, moved)) is not None:
-        return batch_first.extended(place, *longer)
+        return extended(place, *longer)
     if moved is not None and (met := settled(base, permuted, found.op, moved)) is not None:
-        return batch_first.sorted_alone(*met)
+        return sorted_alone(*met)
     step = None if moved is None else reordering(base, permuted, found.op, moved)
     if step is None and order is not None and paired(base, permuted, found.op):
         cause = f"{place.op} combines two values in which the entries stand in different orders"
         return replace(place, cause=cause)
-    return place if step is None else batch_first.reordered(place, step, base)
+    return place if step is None else reordered(place, step, base)
 
 
 def recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float]:

@@ -12,7 +12,7 @@ from ...lean import dataclass
 from ..positions.rereading import find_reread, rows_of_labels
 from ..positions.spread import CHOOSING, Spread, first_spread, operands_of, origin
 from .operations import Snapshot, Step, Trace, aligned, changed, error, record
-from .orders import by_place, made_index, not_kept
+from .orders import by_place, made_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +55,6 @@ class Divergence:
         reread: The view before it that took the samples out of their dimension.
         region: The line that entered the checkpointed region which runs it.
         index: What made the integers by which it takes elements of another sample.
-        ordered: What put the samples in an order of their own, where it does not keep them all in it.
         caller: The line that called the function in which it stands.
         instead: What the other run calls in the place of an operation that only one of them calls.
     """
@@ -71,7 +70,6 @@ class Divergence:
     reread: Reread | None = None
     region: Location | None = None
     index: Op | None = None
-    ordered: Op | None = None
     caller: Location | None = None
     instead: Op | None = None
 
@@ -265,10 +263,6 @@ def first_mixing(
     step, place = origin(base, starts[0], ownership.mixed)
     if step is None:
         return None
-    lost = not_kept(base, perturbed.values(), starts[0], ownership.mixed)
-    if lost is not None and lost is not step:
-        fact = f"all samples are there in what {lost.op.name} reads, in another order, and not in its result"
-        return replace(_divergence("mixing", base, lost, fact), ordered=step.op)
     owners = ownership.owners(place)
     assert owners is not None
     count = int((owners >= 2).sum())

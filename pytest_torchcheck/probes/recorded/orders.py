@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..positions.spread import CHOOSING, origin
+from ..positions.spread import origin
 from .operations import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch import Tensor
 
@@ -174,69 +174,6 @@ def paired(base: Trace, permuted: Trace, until: Op) -> bool:
     last, both = _step_of(base, until), _Both(base, permuted)
     operands = dict.fromkeys(() if last is None else last.operands)
     return sum(_rearranged(*both.pair(place)) for place in operands) > 1
-
-
-def not_kept(
-    base: Trace, perturbed: Iterable[Trace], start: int, mixed: Callable[[int], bool]
-) -> Step | None:
-    """Find what loses entries that were put in an order of their own before, and were all there until then.
-
-    A value holds all entries, in whatever order, where each of its slices along some dimension is gone in one of
-    the runs at most: where the entry that it belongs to is another one.
-
-    Args:
-        base: The reference run.
-        perturbed: Runs in each of which another one of the entries was changed.
-        start: An output of which elements change with several entries.
-        mixed: Says whether elements of a value change with several entries.
-
-    Returns:
-        The operation whose result does not hold all entries, while what it reads does; None where it reads
-        entries in their first order too, as what brings them together does.
-    """
-    both = [_Both(base, run) for run in perturbed]
-
-    def torn(place: int) -> bool:
-        pairs = [run.pair(place) for run in both]
-        one = base.values[place].values
-        if one is None or not one.numel() or not one.is_floating_point():
-            return False
-        runs = [two for _, two in pairs if two is not None and two.shape == one.shape]
-        dims = [dim for dim, size in enumerate(one.shape) if size > 1]
-        return bool(runs) and all(_times_gone(one, runs, dim) > 1 for dim in dims)
-
-    def chosen_from(place: int) -> int | None:
-        maker = base.makers.get(place)
-        chooses = maker is not None and maker.op.name.rpartition(".")[2] in CHOOSING
-        return maker.operands[0] if maker is not None and chooses else None
-
-    def holds(place: int) -> bool:
-        whole = chosen_from(place)
-        return torn(place) and (whole is None or torn(whole))
-
-    def in_first_order(place: int) -> bool:
-        if mixed(place) or not any(_moved(*run.pair(place)) for run in both):
-            return False
-        whole = chosen_from(place)
-        return whole is None or in_first_order(whole)
-
-    step = origin(base, start, holds)[0] if holds(start) else None
-    floats = [p for p in step.operands if base.values[p].dtype.is_floating_point] if step else []
-    return step if any(map(mixed, floats)) and not any(map(in_first_order, floats)) else None
-
-
-def _moved(one: Tensor | None, two: Tensor | None) -> bool:
-    return one is not None and two is not None and not one.equal(two)
-
-
-def _times_gone(one: Tensor, runs: list[Tensor], dim: int) -> int:
-    """Return in how many runs a slice along a dimension has no equal: of the slice that is gone most often."""
-    a, *others = (t.movedim(dim, 0).double().reshape(one.shape[dim], -1) for t in (one, *runs))
-    if a.shape[0] ** 2 * len(others) > _MOST:
-        return 0
-    near = _CLOSE * float(a.abs().max())
-    gone = [(torch.cdist(a, b, p=float("inf")) > near).all(1) for b in others]
-    return int(torch.stack(gone).sum(0).max())
 
 
 def by_place(
