@@ -34,7 +34,8 @@ PRETENDED = torch.device("cuda", 0)
 
 StrayKind = Literal["attribute", "factory", "generator", "literal", "fixed", "unknown"]
 """Why a tensor stayed on the CPU: ``attribute`` of a module that ``.to()`` does not know; made by a ``factory`` call
-without ``device=``; drawn from a ``generator``, which decides where; by a call or ``.to``/``.cpu`` that names the CPU by ``literal``; by one whose
+without ``device=``; drawn from a ``generator``, which decides where; by a call or ``.to``/``.cpu`` that names the CPU by
+``literal``; by one whose
 device was
 ``fixed`` elsewhere (a global, an attribute); ``unknown`` where no call of torch made it (NumPy)."""
 

@@ -31,8 +31,9 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
     Averaged terms give all copies of a sample together the gradient that it had alone, summed ones give it
     to each copy. Both in one loss are a violation: the weight of one term beside the other depends on the
     size of the batch. So is a term of which the copies together have less than one sample alone, where no sample's
-    gradient depends on another's output: it is divided by their number twice. Where outputs and targets move to other places together and each sample's gradient keeps
-    its direction but not its length, the loss weighs by place. A mask is a target of zeros and ones that says which elements have a gradient. If the
+    gradient depends on another's output: it is divided by their number twice. Where outputs and targets move to
+    other places together and each sample's gradient keeps its direction but not its length, the loss weighs by
+    place. A mask is a target of zeros and ones that says which elements have a gradient. If the
     elements that counted count for more once another one does, the mean is taken over the others.
     """
     loss = loss_of_output(subject)

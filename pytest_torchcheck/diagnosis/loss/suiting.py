@@ -1,4 +1,4 @@
-"""What a loss asks for beside a fit: an output that is pulled off its target, a draw of another spread, targets that fit."""
+"""What a loss asks for beside a fit: an output pulled off its target, a draw of another spread, targets that fit."""
 
 from __future__ import annotations
 

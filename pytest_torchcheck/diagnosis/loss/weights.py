@@ -77,8 +77,8 @@ def divided_again(
         f"the larger the batch, the less its samples count together: {what} "
         f"{'is' if len(found.divided) == 1 else 'are'} divided by their number twice",
         culprits=[Culprit("loss", "loss", "divides an average again", place)],
-        observed=f"with every sample repeated, the gradients with respect to {what} of both copies together are half of "
-        "what one had, or a part of them is",
+        observed=f"with every sample repeated, the gradients with respect to {what} of both copies together "
+        "are half of what one had, or a part of them is",
         cause=f"{name} divides by the number of samples what is already an average over them",
         because="only the number of samples was changed, and no sample's gradient depends on another's output; "
         "an average keeps the gradient of all copies together, and a sum doubles it",

@@ -54,7 +54,7 @@ def global_state(
 def _settings_left(
     subject: Subject, name: str
 ) -> list[tuple[object, object, str, Location | None]]:
-    """Return what a setting is before and after forwards that change it, in which mode, and the line after which it stays so.
+    """Return a setting before and after forwards that change it, in which mode, and the line after which it stays so.
 
     Gradients that a forward switches off are missed where they are on, as around no step of a user's loop.
     """

@@ -114,7 +114,7 @@ def losing_line(subject: Subject, name: str) -> Loading | None:
 
 
 def _left(subject: Subject, name: str) -> Loading | None:
-    """Return the ``return`` by which the loading of an entry's own module ends early; None where it goes on to its end."""
+    """Return the ``return`` by which the loading of an entry's own module ends early; None where it does not."""
     with subject.pristine(steps=True) as model, torch.no_grad():
         owner, state = model.get_submodule(name.rpartition(".")[0]), model.state_dict()
         ended = returns(lambda: model.load_state_dict(state, strict=True))
@@ -124,7 +124,9 @@ def _left(subject: Subject, name: str) -> Loading | None:
             if one.frame.f_locals.get("self") is owner and one.frame.f_code.co_name in LOADING
         ]
     place = next((at for at in places if re.match(r"return\b(?!.*super\()", at.text)), None)
-    return None if place is None else Loading(kind="left", location=place, key=name, permuted=False, chosen=())  # fmt: skip
+    if place is None:
+        return None
+    return Loading(kind="left", location=place, key=name, permuted=False, chosen=())
 
 
 def leaving_line(subject: Subject, name: str) -> Location | None:

@@ -61,8 +61,8 @@ def overwritten(subject: Subject, names: list[str]) -> Finding:
         f"each forward in training mode overwrites {names_text(names)}",
         culprits=culprits,
         location=next((at for at in lines.values() if at is not None), None),
-        observed=f"after a few steps {names[0]} was moved to one side and to the other; a training forward gives it the "
-        "same values from either",
+        observed=f"after a few steps {names[0]} was moved to one side and to the other; a training forward "
+        "gives it the same values from either",
         cause="the forward writes values that do not depend on the parameter, over what the optimizer did",
         because="no optimizer runs in these forwards, and the gradient of the parameter is not zero",
         fix="write initial values once: keep a flag, in a buffer, that the first forward sets",
@@ -172,7 +172,8 @@ def stops_training(subject: Subject, names: list[str], numbers: tuple[str, ...])
         ],
         location=place or guard,
         observed=f"with the first weights put back after {MANY} steps, the gradient that the first step had is gone",
-        cause=f"whether {'it is' if len(names) == 1 else 'they are'} trained depends on {numbers[0]}, which changes from call to call{by}",
+        cause=f"whether {'it is' if len(names) == 1 else 'they are'} trained depends on {numbers[0]}, which changes "
+        f"from call to call{by}",
         because="weights, statistics, batch and seed are those of the first step",
         fix="let a gradient depend on weights and data; to freeze a part on purpose, call requires_grad_(False)",
         evidence={"parameters": names},

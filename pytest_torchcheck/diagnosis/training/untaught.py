@@ -81,8 +81,8 @@ def untaught(subject: Subject, names: list[str]) -> Finding:
         why = _switched(subject, names) or _bypassed(subject) or why
     return violated(
         "weight-untaught",
-        f"the data do not train {names_text(names)}: {'its gradient has' if len(names) == 1 else 'their gradients have'} "
-        "one direction for any batch",
+        f"the data do not train {names_text(names)}: "
+        f"{'its gradient has' if len(names) == 1 else 'their gradients have'} one direction for any batch",
         culprits=[*why.culprits, *(parameter(subject, n, "trained by no data") for n in names[:8])],
         location=why.place,
         observed="each half of the batch, and other inputs, give the same gradient times a number; "

@@ -102,7 +102,7 @@ def _cut_off(subject: Subject, batch: Batch) -> Iterator[tuple[str, list[str], b
 
 
 def _leaves(tensor: torch.Tensor) -> tuple[set[int], bool]:
-    """Return the ids of the leaves to which a gradient comes that is not zero by definition, and whether some cancels."""
+    """Return the ids of the leaves to which a gradient comes that is not zero by definition; whether some cancels."""
     leaves: set[int] = set()
     stack: list[Node] = [tensor.grad_fn] if tensor.grad_fn is not None else []
     seen, cancels = set(stack), False
@@ -122,7 +122,7 @@ def _leaves(tensor: torch.Tensor) -> tuple[set[int], bool]:
 
 
 def terms_of(node: Node) -> dict[tuple[Node, int], float]:
-    """Return what a node passes its gradient on to; of sums of sums each term, by its factor: 0 for ``z`` in ``z + (a - z)``."""
+    """Return what a node passes its gradient on to; of sums each term, by its factor: 0 for ``z`` in ``z + (a - z)``."""
     if node.name() not in _SUMS:
         return {(after, place): 1.0 for after, place in node.next_functions if after is not None}
     terms: dict[tuple[Node, int], float] = defaultdict(float)

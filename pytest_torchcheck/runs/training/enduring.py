@@ -205,7 +205,7 @@ def unused_call(subject: Subject) -> int | None:
 
 
 def moves_blindly(subject: Subject) -> bool:
-    """Say whether calls of the step move weights bit for bit alike for another batch, of which gradients have other signs."""
+    """Say whether the step moves weights bit for bit alike for another batch, of which gradients have other signs."""
     other = _first_alone(subject)
     if other is None:
         return False
