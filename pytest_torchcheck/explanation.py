@@ -32,6 +32,29 @@ PHASE_WORDS: dict[Phase, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why something trains nothing: one of several causes that an explainer tells apart.
+
+    Attributes:
+        place: Line to change.
+        cause: What is wrong there.
+        because: The measured fact that shows it.
+        fix: What to do.
+        culprits: What takes part in it.
+        off: Modules without a gradient that compute it from detached values.
+        doubtful: Whether it may be meant.
+    """
+
+    place: Location | None
+    cause: str
+    because: str
+    fix: str
+    culprits: tuple[Culprit, ...] = ()
+    off: tuple[str, ...] = ()
+    doubtful: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """An exception of the user's code, explained; the fields are those of a finding.
 

@@ -13,10 +13,10 @@ from .. import promises
 from ..codes import behaviour as explain
 from ..codes.undecided import BLOCKED
 from ..declared.names import UnknownNameError
+from ..late import Late
 from ..lean import dataclass
 from ..objects import trees
 from ..runs.facts import forward_facts
-from ..runs.liveness.carried import uncarried
 from ..runs.variants.cached import arguments, calls, run, ways_of
 from ..runs.variants.largest import also_at_largest
 from ..runs.variants.orders import with_inputs
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ..findings import Finding
     from ..runs.variants.cached import Way
     from ..subject import Subject
+
+uncarried = Late("runs.liveness.carried:uncarried")
+"""It is asked where nothing of the past is read."""
 
 _FEWEST = 4
 _SAME, _OTHER = 1e-4, 1e-3

@@ -159,19 +159,19 @@ class ModuleState:
                 cell.cell_contents = content
         if self._iterators and not last:
             self._hand_out_copies()
-        moving = set() if parameters else {id(state) for state in self._with_parameters()}
         with torch.no_grad():
             for state in self._tensors.values():
-                values = id(state) not in moving
+                values = parameters or id(state) not in self._with_parameters
                 state.restore(values=values, gradients=gradients)
                 if last:
                     state.restore_version()
 
-    def _with_parameters(self) -> Iterable[TensorState]:
-        """Return the parameters, and what lies in their memory, such as a flat buffer that they are views of."""
+    @functools.cached_property
+    def _with_parameters(self) -> frozenset[int]:
+        """The ids of the parameters, and of what lies in their memory, such as a flat buffer that they are views of."""
         memory = {storage_of(state.alias) for state in self._parameters} - {None}
-        own = {id(state) for state in self._parameters}
-        return (s for s in self._tensors.values() if id(s) in own or storage_of(s.alias) in memory)
+        shared = (s for s in self._tensors.values() if storage_of(s.alias) in memory)
+        return frozenset(map(id, (*self._parameters, *shared)))
 
     def advanced(self) -> dict[str, str]:
         """Return what was changed since and nothing can put back: its kind, by its name."""

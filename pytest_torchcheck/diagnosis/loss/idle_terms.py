@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...explanation import counted, on_line
+from ...explanation import Reason, counted, on_line
 from ...findings import Culprit, Finding
-from ...lean import dataclass
 from ...record.tracing import find_line, line_of
 from ...runs.again import forward_and_loss
 from ...text.wording import have, names_text
@@ -28,18 +27,6 @@ if TYPE_CHECKING:
     from ...runs.losses.flat import FlatTerm
     from ...runs.losses.in_steps import LostLoss
     from ...subject import Subject
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reason:
-    """Why a term trains nothing; ``off`` are the modules without a gradient that compute it from detached values."""
-
-    place: Location | None
-    cause: str
-    because: str
-    fix: str
-    culprits: tuple[Culprit, ...] = ()
-    off: tuple[str, ...] = ()
 
 
 def idle_term(subject: Subject, term: IdleTerm) -> Finding:
@@ -119,14 +106,14 @@ def lost_loss(found: LostLoss) -> Finding:
     )
 
 
-def _unapplied(term: IdleTerm) -> _Reason:
+def _unapplied(term: IdleTerm) -> Reason:
     """Return why the gradients of a term move nothing."""
     name, line = term.op.name.rpartition(".")[2], on_line(term.op.location)
     place = (term.cut or term.op).location
     at = on_line(place)
     cut, names = term.cut is not None, _modules(term)
     before = f" ({names_text(names)})" if names else ""
-    return _Reason(
+    return Reason(
         place=place,
         cause="its gradients reach only what no optimizer applies after this backward"
         + f": what comes before{before} is detached{at}" * cut,
@@ -151,7 +138,7 @@ def _modules(term: IdleTerm) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in term.before))[-3:]
 
 
-def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:
+def _ungraphed(subject: Subject, term: IdleTerm) -> Reason:
     """Return why a term has no graph: the values that it is computed from, or the modules that compute it."""
     name, line = term.op.name.rpartition(".")[2], on_line(term.op.location)
     because = (
@@ -164,7 +151,7 @@ def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:
         return _drawn(place, because)
     off = _off(subject, term)
     if not off:
-        return _Reason(
+        return Reason(
             place=place,
             cause=f"it is computed from values that are detached{at}, so it is a constant",
             because=because,
@@ -178,7 +165,7 @@ def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:
     computed = f"{names_text(modules)} {have(modules, 'computes')} it"
     because = f"no parameter of {names_text(modules)} requires a gradient then; {because}"
     if seen is None or not any(n in seen.stepped for n in frozen):
-        return _Reason(
+        return Reason(
             place=place,
             cause=f"it is computed from values that are detached{at}, by {names_text(modules)}, which "
             f"{'is' if len(modules) == 1 else 'are'} frozen: it is a constant",
@@ -190,7 +177,7 @@ def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:
     culprits = tuple(Culprit("module", n, "no parameter requires a gradient") for n in modules)
     found = next(filter(None, (freezing(subject, n) for n in frozen)), None)
     if found is None:
-        return _Reason(
+        return Reason(
             place=term.op.location,
             cause=f"{computed} from values that are detached{at}, and no parameter {of} requires a "
             "gradient, so it is a constant",
@@ -200,7 +187,7 @@ def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:
             culprits=culprits,
             off=tuple(modules),
         )
-    return _Reason(
+    return Reason(
         place=found.location,
         cause=f"{computed}, and no parameter {of} requires a gradient then: {found.fact}",
         because=because,
@@ -210,9 +197,9 @@ def _ungraphed(subject: Subject, term: IdleTerm) -> _Reason:
     )
 
 
-def _drawn(place: Location | None, because: str) -> _Reason:
+def _drawn(place: Location | None, because: str) -> Reason:
     at = on_line(place)
-    return _Reason(
+    return Reason(
         place=place,
         cause=f"it is computed from values that are drawn without a gradient{at}, so it is a constant",
         because=f"the mean of the draw{at} has a graph, its result has none; {because}",

@@ -80,8 +80,8 @@ def divided_again(
         observed=f"with every sample repeated, the gradients with respect to {what} of both copies together "
         "are half of what one had, or a part of them is",
         cause=f"{name} divides by the number of samples what is already an average over them",
-        because="only the number of samples was changed, and no sample's gradient depends on another's output; "
-        "an average keeps the gradient of all copies together, and a sum doubles it",
+        because="only the number of samples was changed, and another output of the first sample leaves the gradients "
+        "of the others as they are; an average keeps the gradient of all copies together, and a sum doubles it",
         fix="divide by the number of samples once: take the mean, or divide the sum",
     )
 

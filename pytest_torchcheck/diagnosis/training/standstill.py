@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ... import sources
-from ...explanation import parameter
+from ...explanation import Reason, parameter
 from ...findings import Culprit, Finding
-from ...lean import dataclass
 from ...loop.recorder import trace_of
 from ...loop.traces.copied_onto_itself import where_rebound
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
@@ -44,18 +43,6 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found")
 _GRADLESS = "it gets no gradient in the declared training step"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reason:
-    """Why a step leaves parameters as they are."""
-
-    place: Location | None
-    cause: str
-    because: str
-    fix: str
-    culprits: tuple[Culprit, ...] = ()
-    doubtful: bool = False
 
 
 def standstill(subject: Subject, names: list[str], made: Trajectory, total: int) -> Finding:
@@ -96,11 +83,11 @@ def standstill(subject: Subject, names: list[str], made: Trajectory, total: int)
     )
 
 
-def _rebound(subject: Subject, name: str, line: Location) -> _Reason:
+def _rebound(subject: Subject, name: str, line: Location) -> Reason:
     because = f"after line {line.line} no param_group holds the tensor that the model uses"
     if name in lost(subject):
         because += ", and the next step gives it the same values even when its gradient is negated"
-    return _Reason(
+    return Reason(
         place=line,
         cause=f"the step replaces {name} by a new Parameter, and the optimizer keeps the old one",
         because=because,
@@ -109,7 +96,7 @@ def _rebound(subject: Subject, name: str, line: Location) -> _Reason:
     )
 
 
-def _never_stepped(subject: Subject, names: list[str]) -> _Reason | None:
+def _never_stepped(subject: Subject, names: list[str]) -> Reason | None:
     """Return that the optimizer of the parameters never steps in the user's own step, where another one does."""
     step = subject.contract.train_step
     if step is None:
@@ -119,7 +106,7 @@ def _never_stepped(subject: Subject, names: list[str]) -> _Reason | None:
     for number, (key, held) in enumerate(trace.parameters.items(), 1):
         if stepped and key not in stepped and set(names) <= set(held):
             one = f"number {number} of {len(trace.parameters)} ({trace.classes[key]})"
-            return _Reason(
+            return Reason(
                 place=sources.of_object(step),
                 cause=f"the optimizer that holds it, {one}, is never stepped",
                 because=f"in {counted(trace.steps, 'call')} of the step only other optimizers stepped",
@@ -128,13 +115,13 @@ def _never_stepped(subject: Subject, names: list[str]) -> _Reason | None:
     return None
 
 
-def _switched_off(subject: Subject, name: str) -> _Reason | None:
+def _switched_off(subject: Subject, name: str) -> Reason | None:
     """Return the call of the user's own step that freezes a parameter, where it is frozen whenever its module runs."""
     if subject.contract.train_step is None or (seen := seen_in_step(subject)) is None:
         return None
     if name not in seen.idle or (found := freezing(subject, name)) is None:
         return None
-    return _Reason(
+    return Reason(
         place=found.location,
         cause=f"{_GRADLESS}: {found.fact}",
         because=f"{name}.requires_grad is True before the step, and False whenever the step runs its module",
@@ -143,7 +130,7 @@ def _switched_off(subject: Subject, name: str) -> _Reason | None:
     )
 
 
-def _without_gradient(subject: Subject, names: list[str], total: int) -> _Reason | None:
+def _without_gradient(subject: Subject, names: list[str], total: int) -> Reason | None:
     """Return what takes the gradient away, where none of the parameters has one."""
     stats = subject.gradients().stats
     none = [name for name in names if stats[name].kind == "none"]
@@ -153,7 +140,7 @@ def _without_gradient(subject: Subject, names: list[str], total: int) -> _Reason
     found = next(
         lost_gradients(subject, none, total) if none else zeros(subject, zero, total, rounding=[])
     )
-    return _Reason(
+    return Reason(
         place=found.location,
         cause=f"it has {'no gradient' if none else 'a gradient of zero'}, so no optimizer can "
         f"change it: {found.cause}",
@@ -164,14 +151,14 @@ def _without_gradient(subject: Subject, names: list[str], total: int) -> _Reason
     )
 
 
-def _without_rate(subject: Subject, names: list[str], made: Trajectory) -> _Reason | None:
+def _without_rate(subject: Subject, names: list[str], made: Trajectory) -> Reason | None:
     """Return where a learning rate of 0 is set, where the parameters have one."""
     rate = max((r for r in made.rates if r == r), default=None)
     own = _rate_of(subject, names) if rate else rate
     if own != 0.0:
         return None
     group = f"the group of {names[0]}" if rate else "the optimizer"
-    return _Reason(
+    return Reason(
         place=optimizer_line(subject, names[0] if rate else ""),
         cause=f"the learning rate {'of its parameter group ' if rate else ''}is 0",
         because=f"the group that holds {names[0]} has lr=0, another one has {rate:g}"
@@ -185,12 +172,12 @@ def _without_rate(subject: Subject, names: list[str], made: Trajectory) -> _Reas
     )
 
 
-def _left_alone(subject: Subject, names: list[str], made: Trajectory) -> _Reason:
+def _left_alone(subject: Subject, names: list[str], made: Trajectory) -> Reason:
     """Return why an optimizer leaves parameters alone that have a gradient and a learning rate."""
     first = subject.gradients()
     if all(name in made.coverage.missing for name in names):
         out = None if made.coverage.foreign else left_out(subject, names[0])
-        return _Reason(
+        return Reason(
             place=out.location if out is not None else optimizer_line(subject, names[0]),
             cause="the optimizer does not hold it",
             because="no param_group holds this tensor",
@@ -206,13 +193,13 @@ def _left_alone(subject: Subject, names: list[str], made: Trajectory) -> _Reason
     measured = f"gradient norm {norm:.3g}, largest weight {size:.3g}, learning rate {_rate_of(subject, names)}"
     place = optimizer_line(subject) or sources.of_parameter(subject.model, name)
     if wide := _moves_in_double(subject, name):
-        return _Reason(
+        return Reason(
             place=place,
             cause=f"the update of {name} is smaller than half a unit in the last place of the weight{others}",
             because=f"{measured}; in float64 a step changes it by {wide:.3g}",
             fix="raise the learning rate, or keep the weights in a wider dtype",
         )
-    return _Reason(
+    return Reason(
         place=place,
         cause=f"the optimizer holds {name} and leaves it as it is{others}",
         because=measured,
@@ -237,7 +224,7 @@ def _moves_in_double(subject: Subject, name: str) -> float:
 
 def _own_step_cause(
     subject: Subject, names: list[str], made: Trajectory, first: Gradients
-) -> _Reason:
+) -> Reason:
     """Return why the user's own step leaves a parameter as it is."""
     step = subject.contract.train_step
     plain = (
@@ -250,7 +237,7 @@ def _own_step_cause(
             read := _read_again(subject, names[0], cut, kind, plain)
         ):
             return read
-        return _Reason(
+        return Reason(
             place=cut.region or cut.location,
             cause=f"{_GRADLESS}: {CAUSES.get(kind, 'the graph is cut')}",
             because=f"{cut.fact}; {plain}" if cut.fact else plain,
@@ -258,7 +245,7 @@ def _own_step_cause(
         )
     if (dead := _dies_in_step(subject, names[0])) is not None:
         where, cause, fix = causes_of_zero(dead)
-        return _Reason(
+        return Reason(
             place=where,
             cause=f"its gradient is zero in the declared training step: {cause}",
             because=f"{dead.fact}; {plain}",
@@ -274,12 +261,10 @@ def _own_step_cause(
     because = f"{plain}, and the step leaves it bit-equal"
     fix = "order the calls as zero_grad, forward, backward, step"
     place = place or sources.of_object(step)
-    return _Reason(place=place, cause=cause, because=because, fix=fix)
+    return Reason(place=place, cause=cause, because=because, fix=fix)
 
 
-def _read_again(
-    subject: Subject, name: str, cut: GraphCut, kind: str, plain: str
-) -> _Reason | None:
+def _read_again(subject: Subject, name: str, cut: GraphCut, kind: str, plain: str) -> Reason | None:
     """Return which statement reads a value that is cut for another one; None where one statement alone reads it."""
     if cut.op is None or cut.location is None:
         return None
@@ -306,7 +291,7 @@ def _read_again(
         )
     listed = f"lines {', '.join(map(str, lines))} read what line {line} cuts from the graph"
     if at_fault is None:
-        return _Reason(
+        return Reason(
             place=cut.location,
             cause=f"{_GRADLESS}: {CAUSES[kind]}, and several statements read what it gives",
             because=f"{cut.fact}; {listed}; {plain}",
@@ -320,7 +305,7 @@ def _read_again(
     renamed = None if names_it else sources.alias_above(at_fault)
     if renamed is not None:
         culprits.append(Culprit("tensor", "value", "gets another name", renamed))
-    return _Reason(
+    return Reason(
         place=renamed or at_fault,
         cause=f"{_GRADLESS}: {'this line' if renamed is None else f'line {at_fault.line}'} reads {value} "
         f"which line {line} cuts from the graph; line {others} reads it too, for another pass",

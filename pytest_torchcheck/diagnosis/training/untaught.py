@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import sources
-from ...explanation import on_line, parameter
+from ...explanation import Reason, on_line, parameter
 from ...findings import Culprit, Finding, Location
-from ...lean import dataclass
 from ...probes.gradient.frozen_in_step import frozen_in_step
 from ...probes.holding.holders import lines_run
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
@@ -60,17 +59,6 @@ class _Readers(Watch):
             self.refused = self.op(name_of(func))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reason:
-    """Why the data do not train weights: the place, the measured fact, and what to do."""
-
-    place: Location | None
-    cause: str
-    because: str
-    fix: str
-    culprits: tuple[Culprit, ...] = ()
-
-
 def untaught(subject: Subject, names: list[str]) -> Finding:
     """Explain weights whose gradient is a multiple of one matrix, whatever the data are."""
     number, refused = _readers(subject, names)
@@ -94,10 +82,10 @@ def untaught(subject: Subject, names: list[str]) -> Finding:
     )
 
 
-def _one_number(names: list[str], number: Op | None) -> _Reason:
+def _one_number(names: list[str], number: Op | None) -> Reason:
     them = "it" if len(names) == 1 else "them"
     said = "" if number is None else f"{number.name} reads {them} and gives one number; "
-    return _Reason(
+    return Reason(
         place=None if number is None else number.location,
         cause=f"the data reach {them} through one number only",
         because=f"{said}gradients of different samples that are multiples of each other say nothing of the samples",
@@ -105,8 +93,8 @@ def _one_number(names: list[str], number: Op | None) -> _Reason:
     )
 
 
-def _refused(refused: Op, because: str) -> _Reason:
-    return _Reason(
+def _refused(refused: Op, because: str) -> Reason:
+    return Reason(
         place=refused.location,
         cause=f"{refused.name} raised, somebody caught the exception, and the forward went on without it",
         because=because,
@@ -115,7 +103,7 @@ def _refused(refused: Op, because: str) -> _Reason:
     )
 
 
-def _switched(subject: Subject, names: list[str]) -> _Reason | None:
+def _switched(subject: Subject, names: list[str]) -> Reason | None:
     """Ask whether a forward switches the gradients of all of them off, which are on again after it."""
     with subject.pristine(train=True, seeded=True) as model:
         try:
@@ -127,7 +115,7 @@ def _switched(subject: Subject, names: list[str]) -> _Reason | None:
     if off is None:
         return None
     line = on_line(off.location)
-    return _Reason(
+    return Reason(
         place=off.location,
         cause=f"requires_grad is switched off{line} for what is computed with {names_text(names)}",
         because=f"requires_grad of {off.names[0]} is False there, and True before and after the forward",
@@ -136,7 +124,7 @@ def _switched(subject: Subject, names: list[str]) -> _Reason | None:
     )
 
 
-def _bypassed(subject: Subject) -> _Reason | None:
+def _bypassed(subject: Subject) -> Reason | None:
     """Ask whether a module is called by a ``__call__`` of its own, and its ``forward`` does not run."""
     with subject.pristine(train=True, seeded=True) as model:
         found = returns(lambda: subject.call(model, subject.batch().clone()))
@@ -146,7 +134,7 @@ def _bypassed(subject: Subject) -> _Reason | None:
             code = one.frame.f_code
             if code.co_name == "__call__" and isinstance(own, nn.Module) and id(own) not in ran:
                 kind, place = type(own).__name__, line_of(code, one.line)
-                return _Reason(
+                return Reason(
                     place=place,
                     cause=f"{kind}.__call__ returns on line {place.line}, and {kind}.forward does not run",
                     because="no call of forward was seen on this module; its hooks do not run either",
