@@ -12,6 +12,8 @@ import gc
 
 _FROZEN: list[bool] = []
 """For each who asked for it and has not released it: whether that froze."""
+_OTHERS: list[int] = []
+"""How many objects the program itself was seen to have frozen: they are walked through to be counted, so once."""
 
 
 def freeze() -> None:
@@ -19,7 +21,10 @@ def freeze() -> None:
 
     Where the program itself has frozen something, or collects nothing by itself, all stays as it is.
     """
-    idle = not _FROZEN and gc.isenabled() and not gc.get_freeze_count()
+    idle = not _FROZEN and gc.isenabled() and not _OTHERS
+    if idle and (count := gc.get_freeze_count()):
+        _OTHERS.append(count)
+        idle = False
     if idle:
         gc.freeze()
     _FROZEN.append(idle)

@@ -21,11 +21,13 @@ class Cycle:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_frozen():
+def _nothing_frozen(monkeypatch):
+    monkeypatch.setattr(heap, "_FROZEN", [])
+    monkeypatch.setattr(heap, "_OTHERS", [])
     gc.unfreeze()
     yield
-    heap._FROZEN.clear()
     gc.unfreeze()
+    gc.freeze()  # as the other tests of this process have it
 
 
 def test_what_existed_is_out_of_the_way_and_comes_back():
@@ -61,6 +63,18 @@ def test_what_the_program_froze_stays_frozen():
     heap.thaw()
     heap.release()
     assert gc.get_freeze_count()
+
+
+def test_what_the_program_froze_is_counted_once(monkeypatch):
+    gc.freeze()
+    for _ in range(3):
+        heap.freeze()
+        heap.release()
+    monkeypatch.setattr(
+        gc, "get_freeze_count", lambda: pytest.fail("it walks through all that is frozen")
+    )
+    heap.freeze()
+    heap.release()
 
 
 def test_a_program_that_collects_by_itself_is_left_alone():

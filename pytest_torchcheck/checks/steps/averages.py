@@ -15,11 +15,11 @@ from ...loop.recorder import record
 from ...loop.replay import where_changed
 from ...objects import trees
 from ...probes.recorded.watch import storage_of
-from ...runs.training.steps import trajectory
 from ...state import seed_everything
 from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
+from .own_memory import state_of_own_memory
 from .pulled_back import pulled_back
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
     """
     if within := _in_one_memory(subject.model):
         yield explain.one_memory(subject, within)
-    elif aliased := _in_state(subject):
+    elif aliased := state_of_own_memory(subject):
         yield explain.own_memory(subject, aliased)
     elif subject.contract.train_step is not None and (same := _taken_for_two(subject)) is not None:
         yield explain.one_for_two(subject, *same)
@@ -145,11 +145,6 @@ def _of_copies(subject: Subject) -> Iterator[Finding]:
         yield explain.pulled_back(subject, back.pairs, back.share)
     else:
         yield not_applicable("no step updates the model's copies of trained weights")
-
-
-def _in_state(subject: Subject) -> dict[str, str]:
-    """Return the parameters whose own memory is an entry of the declared optimizer's state, with its key."""
-    return trajectory(subject).aliases if subject.contract.optimizer is not None else {}
 
 
 def _in_one_memory(model: nn.Module) -> dict[str, str]:

@@ -369,3 +369,41 @@ def test_state_of_an_optimizer_that_is_the_parameter_itself(keep: Any, blamed: b
         assert found.code == "average-shared"
         assert found.location is not None
         assert found.location.text.endswith("# HERE")
+
+
+class Uphill(torch.optim.Optimizer):
+    """Takes the gradient a little uphill, and goes back to the weights that it kept."""
+
+    def __init__(self, parameters: Any, *, back: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "reach": 0.05})
+        self.back = back
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for p in parameters:
+            self.state[p]["kept"] = p.detach().clone()
+            p.add_(p.grad, alpha=0.05)
+        closure()
+        for p in parameters:
+            self.back(p, self.state[p])
+            p.add_(p.grad, alpha=-0.1)
+
+
+def by_memory(parameter: Any, state: Any) -> None:
+    parameter.data = state["kept"]
+
+
+def by_value(parameter: Any, state: Any) -> None:
+    parameter.copy_(state["kept"])
+
+
+@pytest.mark.parametrize("back", [by_memory, by_value])
+def test_state_that_each_step_sets_before_it_reads_it_may_become_the_parameter(back: Any) -> None:
+    report = Contract(
+        model=lambda: nn.Linear(4, 2),
+        batch=((torch.randn(6, 4),), torch.randn(6, 2)),
+        loss=F.mse_loss,
+        optimizer=lambda model: Uphill(model.parameters(), back=back),
+    ).check(["averages-follow", "weights-update"])
+    assert not [f for f in report.findings if f.status == "violated"]
