@@ -54,6 +54,16 @@ def internal(check: str, error: BaseException, found: Iterable[Finding] = ()) ->
     )
 
 
+def raised_once(finding: Finding, phase: Phase) -> Finding:
+    """Say of the finding of an exception that it did not come again when the same call was made again."""
+    return finding.replace(
+        cause=f"{PHASE_WORDS[phase]} keeps something from one call to the next, such as a counter or a cache",
+        because="the same call, made once more, did not raise, and neither call drew random numbers",
+        fix="let a call depend on its arguments and its state dict alone, or raise in each call that is like this one",
+        culprits=tuple(c for c in finding.culprits if c.kind in ("module", "call")),
+    )
+
+
 def told(error: BaseException) -> list[Any]:
     """Return the traceback of an error as plain lines, whatever the error does when it is printed."""
     try:

@@ -106,8 +106,18 @@ def _moving(subject: Subject, paths: AbstractSet[str], *, awake: bool = False) -
     return {path for path, made in zip(moved, after, strict=True) if _differ(before, made)}
 
 
-def _outputs_awake(subject: Subject, batches: Iterable[Batch], *, train: bool) -> list[Any]:
-    """Return the outputs of some batches at weights that are moved at random, zeros most of all."""
+def _outputs_awake(
+    subject: Subject, batches: Iterable[Batch], *, train: bool, held: torch.Tensor | None = None
+) -> list[Any]:
+    """Return the outputs of some batches at weights that are moved at random, zeros most of all.
+
+    Args:
+        subject: The subject.
+        batches: What the model is called with.
+        train: The mode.
+        held: Integers that the buffers of their dtype hold then, drawn at random: a queue of labels may be
+            filled by the step alone.
+    """
     with subject.pristine(steps=True) as model, torch.no_grad():
         model.train(train)
         generator = torch.Generator().manual_seed(subject.seed)
@@ -116,6 +126,10 @@ def _outputs_awake(subject: Subject, batches: Iterable[Batch], *, train: bool) -
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter)
                 scale = 0.1 * float(parameter.detach().std(correction=0))
                 parameter.add_(noise * max(scale, 0.02))
+        for buffer in model.buffers() if held is not None else ():
+            if held is not None and buffer.dtype == held.dtype and buffer.device.type != "meta":
+                drawn = torch.randint(held.numel(), buffer.shape, generator=generator)
+                buffer.copy_(held.flatten()[drawn.to(held.device)])
         made = []
         for batch in batches:
             seed_everything(subject.seed)
@@ -169,7 +183,20 @@ def _has_no_effect(subject: Subject, path: str) -> bool:
         # a layer that is initialised to zero hides every input: look at other weights too
         if _differ(*_outputs_awake(subject, (batch, other), train=True)):
             return False
+        if _meets_buffers(subject, tensor, (batch, other)):
+            return False
     return changed
+
+
+def _meets_buffers(subject: Subject, values: torch.Tensor, batches: tuple[Batch, Batch]) -> bool:
+    """Say whether batches that differ in integers give other outputs where buffers hold some of these integers."""
+    held = [b for b in subject.model.buffers() if b.dtype == values.dtype and b.numel()]
+    if not held or values.is_floating_point() or values.is_complex():
+        return False
+    try:
+        return _differ(*_outputs_awake(subject, batches, train=True, held=values))
+    except SubjectError:  # the buffers mean something else, such as positions
+        return False
 
 
 def _moves_beside_others(subject: Subject, inputs: dict[str, torch.Tensor], path: str) -> bool:

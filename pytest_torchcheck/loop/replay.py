@@ -232,15 +232,24 @@ def last_written(subject: Subject, name: str) -> Location | None:
     return found[-1] if found else None
 
 
-def where_changed(subject: Subject, name: str) -> Location | None:
-    """Find the line of the user's step that writes to a parameter or buffer, or the call of the step where none does."""
+def where_changed(subject: Subject, name: str, *, written: bool = False) -> Location | None:
+    """Find the line of the user's step that writes to a parameter or buffer, or the call of the step where none does.
+
+    Args:
+        subject: Whose step.
+        name: Of the parameter or buffer.
+        written: Whether a write of the value that it has counts.
+    """
 
     def watch(model: nn.Module, _: Any) -> Watcher:
-        parameter = named_tensors(model)[name]
-        before = parameter.detach().clone()
+        tensor = named_tensors(model)[name]
+        before, version = tensor.detach().clone(), version_of(tensor)
 
         def watcher(frame: FrameType, event: str, line: int) -> bool:
-            return event != "call" and not torch.equal(parameter.detach(), before)
+            if event == "call":
+                return False
+            moved = version_of(tensor) != version
+            return moved if written else not torch.equal(tensor.detach(), before)
 
         return watcher
 

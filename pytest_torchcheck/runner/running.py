@@ -32,7 +32,7 @@ from .crashes import crash_finding, seen_only_by_recorders
 from .surroundings import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from ..batches import Batch
@@ -128,6 +128,7 @@ class Runner:
                 repeatable()
                 untried = reason is not None and not case.check.tries_skip
                 found = () if untried else (*self._findings(case), *self._not_put_back())
+                found += tuple(self._raised_once(case))
         finally:
             seconds = time.perf_counter() - start
             self.seconds += seconds
@@ -334,17 +335,20 @@ class Runner:
             found |= subject.not_put_back()
         return (outcomes.not_put_back(found),) if found else ()
 
+    def _raised_once(self, case: Case) -> Iterator[Finding]:
+        """Tell of errors that a check went on from, and that did not come again in the same call."""
+        for subject in self._subjects.values():
+            while subject.rehearsal.once:
+                error = subject.rehearsal.once.pop(0)
+                if _key(error) in self._crashes or seen_only_by_recorders(error, subject):
+                    continue
+                yield outcomes.raised_once(self.crash(case, error, subject), error.phase)
+
     def crash(self, case: Case, error: SubjectError, subject: Subject) -> Finding:
         """Explain an exception of the user's code, or point to the finding that did."""
-        cause = error.error
+        cause, key = error.error, _key(error)
         if self.artifacts is not None:
             self._failing_batch = error.batch
-        place = sources.of_error(cause)
-        key = (
-            type(cause).__name__,
-            message_of(cause).partition("\n")[0][:120],
-            f"{place.file}:{place.line}" if place else "",
-        )
         if (root := self._crashes.get(key)) is not None and root.split("/")[0] != case.check.name:
             told = f"the {error.phase} raises {key[0]}"
             if isinstance(cause, UnknownNameError):
@@ -372,6 +376,14 @@ class Runner:
 
 _REPEATED = frozenset({"violated", "error", "suspicious"})
 """What comes with a command that repeats it."""
+
+
+def _key(error: SubjectError) -> tuple[str, str, str]:
+    """Return what tells one exception of the user's code from another: type, message and line."""
+    cause = error.error
+    place = sources.of_error(cause)
+    message = message_of(cause).partition("\n")[0][:120]
+    return type(cause).__name__, message, f"{place.file}:{place.line}" if place else ""
 
 
 def _acting(found: Iterable[Finding]) -> tuple[Finding, ...]:

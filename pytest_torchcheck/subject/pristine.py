@@ -312,7 +312,10 @@ class PristineModel:
                 if phase in ("build", "batch", "data") or interrupts(error):
                     raise
                 raise SubjectError(phase, kept_in(error), batch) from error
-            raise SubjectError(phase, error, batch, self.again(phase, batch, rerun)) from error
+            told = SubjectError(phase, error, batch, self.again(phase, batch, rerun))
+            if rerun is not None and phase in ("forward", "loss"):
+                self.rehearsal.notice(told, rerun)
+            raise told from error
 
     def again(
         self, phase: Phase, batch: Batch | None, rerun: Callable[..., Any] | None

@@ -13,10 +13,11 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import sources
+from ..blame import raised_by_observer
 from ..declared.callables import loss_of
 from ..objects import trees
 from ..record.lines import traced
-from ..state import is_range_error, randomness_kept
+from ..state import has_drawn, is_range_error, random_states, randomness_kept
 from .errors import SubjectError
 
 if TYPE_CHECKING:
@@ -64,6 +65,22 @@ class Rehearsal:
         self._device = device
         self._known: dict[Any, tuple[Exception, Tried] | None] = {}
         self._copy: nn.Module | None = None
+        self.once: list[SubjectError] = []
+
+    def notice(self, error: SubjectError, again: Callable[[], Any]) -> None:
+        """Keep an error that does not come when the same call is made again: no check may take it for an answer.
+
+        Args:
+            error: Of a forward or a loss.
+            again: Makes the call again. Where that draws random numbers, the numbers may be the reason.
+        """
+        if raised_by_observer(error.error):
+            return
+        before = random_states()
+        with contextlib.suppress(Exception):
+            again()
+            if not has_drawn(before):
+                self.once.append(error)
 
     def forward(self, model: nn.Module, batch: Batch, invoke: Callable[..., Any]) -> None:
         """Try a forward where the batch holds indices.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from ... import sources
 from ..loss.target_origins import helper_returns
@@ -54,13 +54,18 @@ def _around(tree: ast.Module, line: int) -> ast.AST | None:
 
 
 def _read_by(scope: ast.AST, line: int, *, whether: bool = False) -> Iterator[ast.expr]:
-    """Yield what the statement on a line assigns or is given, then the conditions and loops around it, inmost first."""
+    """Yield what the statement on a line assigns or is given, then the conditions and loops around it, inmost first.
+
+    A condition above it that leaves the function or the round of a loop decides as well.
+    """
     around: list[ast.AST] = [
         n
         for n in ast.walk(scope)
         if n is not scope and isinstance(n, ast.stmt) and sources.holds(n, line)
     ]
     around.sort(key=lambda n: -n.lineno)  # type: ignore[attr-defined]
+    for node in around[:1]:
+        yield from (n.test for n in ast.walk(node) if isinstance(n, ast.IfExp))
     for node in around:
         if isinstance(node, ast.Assign):
             yield from () if whether else (node.value,)
@@ -70,6 +75,17 @@ def _read_by(scope: ast.AST, line: int, *, whether: bool = False) -> Iterator[as
             yield node.test
         elif isinstance(node, ast.For):
             yield node.iter
+    for parent in (*around, scope):
+        for block in (getattr(parent, "body", ()), getattr(parent, "orelse", ())):
+            if isinstance(block, list) and any(sources.holds(n, line) for n in block):
+                yield from (n.test for n in block if n.lineno < line and _leaves(n))
+
+
+def _leaves(node: ast.stmt) -> TypeGuard[ast.If]:
+    """Say whether a statement is a condition under which what stands below it does not run."""
+    return isinstance(node, ast.If) and isinstance(
+        node.body[-1], ast.Return | ast.Continue | ast.Break
+    )
 
 
 def _names(expression: ast.expr) -> list[str]:

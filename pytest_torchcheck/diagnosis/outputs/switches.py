@@ -202,6 +202,11 @@ def folded(subject: Subject, part: Folded) -> Finding:
         ]
     cls = type(subject.model.get_submodule(part.name))
     place = culprits[-1].location if culprits else sources.of_object(cls.forward)
+    read = dict.fromkeys(each.location for each in culprits if each.location is not None)
+    culprits += [
+        Culprit("call", "condition", "decides whether it is read", at)
+        for at in dict.fromkeys(at for line in read for at in deciding(line, whether=True))
+    ]
     return violated(
         "modes-differ",
         f"{part.name} is one linear map in train mode and another in eval mode",

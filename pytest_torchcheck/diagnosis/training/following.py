@@ -52,11 +52,18 @@ def stale(subject: Subject, kept: Mapping[str, str], average: str) -> Finding:
         kept: By buffer of the average, the buffer of the trained module that it was copied from.
         average: A parameter of the average that the step does update.
     """
-    place = where_changed(subject, average)
-    loops = walked(subject, place) if place is not None else ()
     name, source = next(iter(kept.items()))
+    own = where_changed(subject, name, written=True)
+    place = own or where_changed(subject, average)
+    loops = walked(subject, place) if place is not None else ()
     chosen = [c.location for c in loops if c.location and "parameters(" in c.location.text]
     location = next(iter(sorted(chosen, key=lambda at: not at.text.startswith("for "))), place)
+    cause = "the average is taken over parameters; running statistics are buffers"
+    fix = "update the buffers too: copy them after each update, or walk over state_dict() in place of parameters()"
+    if own is not None:
+        location = own
+        cause = f"each update writes to it{on_line(own)}, and writes the value that it has"
+        fix = f"write the value of {source}{on_line(own)}"
     return violated(
         "average-statistics",
         f"{name} keeps its initial values, while {source}, from which it was copied, changes",
@@ -67,10 +74,9 @@ def stale(subject: Subject, kept: Mapping[str, str], average: str) -> Finding:
         location=location,
         observed=f"after 3 steps {len(kept)} buffers of the average are bit-equal to what they were; "
         f"{average} was updated in each",
-        cause="the average is taken over parameters; running statistics are buffers",
+        cause=cause,
         because=f"{source} changed, {name} did not, and the output changes with {name}",
-        fix="update the buffers too: copy them after each update, or walk over state_dict() in "
-        "place of parameters()",
+        fix=fix,
         evidence={"buffers": dict(kept)},
     )
 

@@ -94,7 +94,7 @@ def pulled_off(loss: LossOfOutput) -> PulledOff | None:
         for path, target in _pairs(loss) if labels else ():
             wanted = targets[target].detach().reshape(loss.outputs[path].shape)
             by = _away(loss, path, wanted)
-            if by is None:
+            if by is None or not _meets(loss.at(path, wanted), path):
                 continue
             for name, label in labels.items():
                 if _weighs(loss, path, wanted, label):
@@ -143,6 +143,26 @@ def _away(loss: LossOfOutput, path: str, wanted: Tensor) -> float | None:
         return None
     by = float((here / curve).abs().median()) * 2 * _STEP
     return by if by > _OFF else None
+
+
+def _meets(loss: LossOfOutput, path: str) -> bool:
+    """Say whether the slope to an output is another for another value of another output, as where both are factors.
+
+    What labels add to a constant that the output is fitted to, as the ends of episodes do to returns, meets no output.
+    """
+    here = loss.slopes()
+    for other, value in loss.outputs.items():
+        there = None if other == path else loss.at(other, 1.5 * value.detach().flip(0)).slopes()
+        if (
+            here is None
+            or there is None
+            or path not in here.by_output.keys() & there.by_output.keys()
+        ):
+            continue
+        one, two = here.by_output[path], there.by_output[path]
+        if bool((one - two).abs().max() > _FOLLOWS * one.abs().max()):
+            return True
+    return False
 
 
 def _weighs(loss: LossOfOutput, path: str, wanted: Tensor, labels: Tensor) -> bool:

@@ -174,6 +174,23 @@ def test_statistics_that_an_average_leaves_behind_are_named_with_the_loop() -> N
     assert "model.slow.parameters()" in found.location.text
 
 
+def copy_from_itself(model):
+    given = dict(model.slow.named_buffers())  # not those of the net
+    for name, slow in model.slow.named_buffers():
+        slow.copy_(given[name])
+
+
+def test_statistics_that_are_given_their_own_values_are_told_as_such() -> None:
+    found = averages(copy_from_itself)
+    assert (found.status, found.code) == ("violated", "average-statistics")
+    assert found.location is not None
+    assert "slow.copy_(" in found.location.text
+    assert "writes the value that it has" in found.cause
+    assert any(
+        c.location is not None and "not those of the net" in c.location.text for c in found.culprits
+    )
+
+
 @pytest.mark.parametrize("update", [copy_buffers, average_buffers])
 def test_statistics_that_are_copied_or_averaged_pass(update) -> None:
     assert averages(update).status == "passed"

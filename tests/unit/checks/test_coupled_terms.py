@@ -61,6 +61,13 @@ def of_the_right_class(output, target):
     return F.cross_entropy(scores, labels) + (there * (value - size).abs()).mean()
 
 
+def to_what_labels_shift(output, target):
+    """Fits a value to returns that labels decide with, as the ends of episodes do."""
+    (scores, value), (labels, rewards) = output, target
+    returns = rewards + 5.0 * (labels > 0).float()
+    return F.cross_entropy(scores, labels) + F.mse_loss(value, returns)
+
+
 def told(loss, *checks):
     g = torch.Generator().manual_seed(1)
     x, returns = torch.randn(9, 5, generator=g), torch.randn(9, generator=g) + 0.5
@@ -76,7 +83,8 @@ def test_an_advantage_with_the_gradient_of_its_baseline():
 
 
 @pytest.mark.parametrize(
-    "loss", [baseline_cut, apart, by_uncertainty, confident, of_the_right_class]
+    "loss",
+    [baseline_cut, apart, by_uncertainty, confident, of_the_right_class, to_what_labels_shift],
 )
 def test_sound_losses_of_two_heads(loss):
     assert [f.code for f in told(loss) if f.status == "violated"] == []

@@ -124,3 +124,22 @@ def test_a_part_that_is_folded_rightly() -> None:
 @pytest.mark.parametrize("part", [Scores, Rounded, Slow, Sharper])
 def test_what_differs_otherwise_is_no_more_than_suspicious(part: type[nn.Module]) -> None:
     assert [f.status for f in told(part)] in ([], ["suspicious"])
+
+
+class Chosen(Adapted):
+    """Adds the product in evaluation too, by a condition of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = (
+            self.base.weight + (0.0 if self.training else 2.5) * self.up.weight @ self.down.weight
+        )
+        added = x.dim() > 0  # HERE
+        y = F.linear(x, weight, self.base.bias)
+        return y + self.size * F.linear(self.down(x), self.up.weight) if added else y
+
+
+def test_what_decides_that_a_product_is_added_is_named() -> None:
+    (finding,) = told(Chosen)
+    assert any(
+        c.location is not None and c.location.text.endswith("# HERE") for c in finding.culprits
+    )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, Integers
 
 
 class Carried(nn.Module):
@@ -65,3 +65,37 @@ def test_a_detached_output_on_the_context_is_suspicious(kind: Any, status: str) 
     report = Contract(functions={"exp": (kind.apply, (x,))}).check(["gradcheck"])
     found = [f for f in report.findings if f.code == "saved-on-ctx"]
     assert [f.status for f in found] == [status]
+
+
+class Neighbours(nn.Module):
+    """Scores samples by stored ones, but not by their own earlier versions."""
+
+    def __init__(self, *, compares: bool) -> None:
+        super().__init__()
+        self.compares = compares
+        self.embed = nn.Linear(4, 6)
+        self.register_buffer(
+            "stored", torch.randn(7, 6, generator=torch.Generator().manual_seed(1))
+        )
+        self.register_buffer("numbers", torch.full((7,), -1))
+
+    def forward(self, x: Tensor, number: Tensor) -> Tensor:
+        scores = self.embed(x) @ self.stored.T
+        same = number[:, None] == (
+            self.numbers if self.compares else torch.full_like(self.numbers, -1)
+        )
+        return scores.masked_fill(same, 0.0)
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_an_input_that_is_compared_with_what_steps_will_store_is_not_ignored(
+    compares: bool,
+) -> None:
+    contract = Contract(
+        model=lambda: Neighbours(compares=compares),
+        inputs={"x": "B 4", "number": Integers("B", low=0, high=50)},
+        sizes={"B": 6},
+    )
+    report = contract.check(["input-influence"])
+    ignored = [c.name for f in report.findings if f.status == "violated" for c in f.culprits]
+    assert ("number" in ignored) is not compares

@@ -345,3 +345,24 @@ def test_the_forward_that_hands_on_another_dtype():
         model=Steps, batch=((torch.randn(5, 3), torch.arange(5)), None), dtypes=("float64",)
     )
     assert "return x + self.embed(code)" in cited(contract, "backward", "dtype-pair")
+
+
+class DropsUnlessOff(nn.Module):
+    """Leaves early where it is off, which evaluation does not make it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rate = nn.Linear(3, 3), 0.4
+
+    def forward(self, x):
+        h = self.layer(x)
+        off = self.rate == 0
+        if off:
+            return h
+        keep = torch.rand_like(h) >= self.rate
+        return h * keep / (1 - self.rate)
+
+
+def test_the_condition_above_a_draw_that_returns_early():
+    contract = Contract(model=DropsUnlessOff, batch=((torch.randn(4, 3),), None))
+    assert "off = self.rate == 0" in cited(contract, "eval-determinism", "random-in-eval")
