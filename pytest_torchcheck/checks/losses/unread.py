@@ -43,14 +43,14 @@ def ignores(
     loss: LossOfOutput | None = None,
 ) -> tuple[list[str], Finding | None]:
     """Return the targets that a run never reads, and what is wrong with that: an error about them may be caught."""
-    paths = unread_targets(batch, run)
+    paths, computed = unread_targets(batch, run)
     status = _how_sure(subject, batch, paths)
     if status is None:
         return paths, None
     errors = swallowed(lambda: run(batch))
     if errors and _depends_on(batch, paths, run, errors):
         return paths, explain.caught(subject, batch, paths, errors[-1])
-    return paths, explain.ignored(subject, loss, paths, status)
+    return paths, explain.ignored(subject, loss, paths, status, computed=computed)
 
 
 def _depends_on(

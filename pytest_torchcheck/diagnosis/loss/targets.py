@@ -131,7 +131,7 @@ def _losing(subject: Subject, loss: LossOfOutput, path: str, sample: int) -> Loc
 
 
 def ignored(
-    subject: Subject, loss: LossOfOutput | None, paths: list[str], status: Status
+    subject: Subject, loss: LossOfOutput | None, paths: list[str], status: Status, *, computed: bool
 ) -> Finding:
     """Explain targets that nothing reads.
 
@@ -140,6 +140,7 @@ def ignored(
         loss: The declared loss; None where the model or the training step computes it.
         paths: The targets.
         status: How sure it is that they should be read.
+        computed: Whether something is computed from them that has no influence, either.
     """
     if loss is not None:
         reader, place = "loss", made_for_loss(subject, loss, target_first=False)
@@ -155,14 +156,16 @@ def ignored(
     )
     return (violated if status == "violated" else suspicious)(
         "targets-ignored",
-        f"the {reader} never reads {what}",
+        f"the {reader} {'gives the same for any values of' if computed else 'never reads'} {what}",
         culprits=[
             *(Culprit("target", path, "has no influence") for path in paths),
             Culprit("loss", "loss", "ignores its targets", place),
         ],
         location=place,
-        observed="changed targets, even unreadable ones, leave the loss bit-equal for the same "
-        "output"
+        observed=f"other targets leave the result of the {reader} bit-equal; those that are NaN do not: it computes "
+        "with them"
+        if computed
+        else "changed targets, even unreadable ones, leave the loss bit-equal for the same output"
         if loss is not None
         else (
             "other targets, and targets that nothing can read, leave the result of the "
@@ -170,6 +173,8 @@ def ignored(
         ),
         cause=f"the loss is computed without {listed(paths)}"
         if others
+        else "what is computed from the targets is multiplied by zero, or lost in another way"
+        if computed
         else "the loss is computed only from the output",
         because=f"{listed(others)}, changed in the same way, does change it"
         if others

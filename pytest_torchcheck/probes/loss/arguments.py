@@ -144,10 +144,13 @@ def _divergence(
     return ""
 
 
-def unread_targets(batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]) -> list[str]:
-    """Return the paths of the targets that have no influence.
+def unread_targets(
+    batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]
+) -> tuple[list[str], bool]:
+    """Return the paths of the targets that have no influence, and whether a run computes with them all the same.
 
-    Tried are targets in another order, and values that nothing can read without a trace.
+    Tried are targets in another order, and values that nothing can read without a trace. Where only the
+    latter change what a run gives, and that holds for each target, they are multiplied by zero, say.
 
     Args:
         batch: The batch.
@@ -156,16 +159,16 @@ def unread_targets(batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]
     """
     targets = {path: t for path, t in targets_of(batch).items() if t.numel()}
     if not targets:
-        return []
+        return [], False
     try:
         base = run(batch)
     except SubjectError:
-        return []
+        return [], False
     if not base or not all_finite(base):
-        return []
+        return [], False
 
-    def reads(target: torch.Tensor) -> bool:
-        for other in (target.flip(0) if target.dim() else target, _unreadable(target)):
+    def matters(target: torch.Tensor, *others: torch.Tensor) -> bool:
+        for other in others:
             try:
                 if not same_results(base, run(with_target(batch, target, other))):
                     return True
@@ -173,7 +176,13 @@ def unread_targets(batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]
                 return True  # it is read, and refused
         return False
 
-    return [path for path, target in targets.items() if not reads(target)]
+    still = {p: t for p, t in targets.items() if not matters(t, t.flip(0) if t.dim() else t)}
+    unread = [path for path, t in still.items() if not matters(t, _unreadable(t))]
+    if unread or len(still) < len(targets):
+        return unread, False
+    if any(not t.is_floating_point() or matters(t, *_far(t)) for t in targets.values()):
+        return [], False
+    return list(targets), True
 
 
 def targets_of(batch: Batch) -> dict[str, torch.Tensor]:
@@ -235,6 +244,12 @@ def same_results(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> 
 def all_finite(results: dict[str, torch.Tensor]) -> bool:
     """Say whether the floating-point tensors that a run returned, sparse ones included, are finite."""
     return all(bool(torch.isfinite(trees.dense(t)).all()) for t in trees.floats(results).values())
+
+
+def _far(target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return large values to both sides, beyond what bounds a term."""
+    size = 1e4 if target.dtype == torch.float16 else 1e9
+    return torch.full_like(target, size), torch.full_like(target, -size)
 
 
 def _unreadable(target: torch.Tensor) -> torch.Tensor:
