@@ -54,12 +54,25 @@ def internal(check: str, error: BaseException, found: Iterable[Finding] = ()) ->
     )
 
 
-def raised_once(finding: Finding, phase: Phase) -> Finding:
-    """Say of the finding of an exception that it did not come again when the same call was made again."""
+def raised_once(finding: Finding, phase: Phase, *, drew: bool) -> Finding:
+    """Say of the finding of an exception that it did not come again when the same call was made again.
+
+    Args:
+        finding: Of the exception.
+        phase: Where it was raised.
+        drew: Whether the call draws random numbers: they may be the reason, and the finding is suspicious.
+    """
+    what = PHASE_WORDS[phase]
     return finding.replace(
-        cause=f"{PHASE_WORDS[phase]} keeps something from one call to the next, such as a counter or a cache",
-        because="the same call, made once more, did not raise, and neither call drew random numbers",
-        fix="let a call depend on its arguments and its state dict alone, or raise in each call that is like this one",
+        status="suspicious" if drew else finding.status,
+        cause=f"{what} raises for some of the random numbers that it draws"
+        if drew
+        else f"{what} keeps something from one call to the next, such as a counter or a cache",
+        because="the same call, made once more, did not raise"
+        + (", with other random numbers" if drew else ", and neither call drew random numbers"),
+        fix="let it run for all that it draws"
+        if drew
+        else "let a call depend on its arguments and its state dict alone, or raise in each call that is like this one",
         culprits=tuple(c for c in finding.culprits if c.kind in ("module", "call")),
     )
 

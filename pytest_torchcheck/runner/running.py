@@ -339,10 +339,10 @@ class Runner:
         """Tell of errors that a check went on from, and that did not come again in the same call."""
         for subject in self._subjects.values():
             while subject.rehearsal.once:
-                error = subject.rehearsal.once.pop(0)
+                error, drew = subject.rehearsal.once.pop(0)
                 if _key(error) in self._crashes or seen_only_by_recorders(error, subject):
                     continue
-                yield outcomes.raised_once(self.crash(case, error, subject), error.phase)
+                yield outcomes.raised_once(self.crash(case, error, subject), error.phase, drew=drew)
 
     def crash(self, case: Case, error: SubjectError, subject: Subject) -> Finding:
         """Explain an exception of the user's code, or point to the finding that did."""

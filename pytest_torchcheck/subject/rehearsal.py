@@ -65,22 +65,21 @@ class Rehearsal:
         self._device = device
         self._known: dict[Any, tuple[Exception, Tried] | None] = {}
         self._copy: nn.Module | None = None
-        self.once: list[SubjectError] = []
+        self.once: list[tuple[SubjectError, bool]] = []
 
     def notice(self, error: SubjectError, again: Callable[[], Any]) -> None:
         """Keep an error that does not come when the same call is made again: no check may take it for an answer.
 
         Args:
             error: Of a forward or a loss.
-            again: Makes the call again. Where that draws random numbers, the numbers may be the reason.
+            again: Makes the call again. Whether that draws random numbers is kept too: they may be the reason.
         """
         if raised_by_observer(error.error):
             return
         before = random_states()
         with contextlib.suppress(Exception):
             again()
-            if not has_drawn(before):
-                self.once.append(error)
+            self.once.append((error, has_drawn(before)))
 
     def forward(self, model: nn.Module, batch: Batch, invoke: Callable[..., Any]) -> None:
         """Try a forward where the batch holds indices.

@@ -49,7 +49,8 @@ class Unlucky(nn.Module):
         self.net = nn.Linear(5, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled() and x.dtype == torch.float64 and torch.rand(()) < 0.5:
+        CALLS[0] += 1
+        if (torch.rand(()) < 2) and CALLS[0] == 12:
             raise ValueError("no such matrix")
         return self.net(x)
 
@@ -58,7 +59,7 @@ def crashes(model) -> list:
     CALLS[0] = 0
     report = Contract(model=model, batch=BATCH, loss=F.cross_entropy).check()
     assert report.ok is not any(f.status == "violated" for f in report.findings)
-    return [f for f in report.findings if f.code == "crash" and f.status == "violated"]
+    return [f for f in report.findings if f.code == "crash"]
 
 
 @pytest.mark.parametrize("refused", [3, 8, 12, 17, 22, 27])
@@ -70,6 +71,12 @@ def test_an_error_of_one_call_is_told(refused):
     assert "not ready" in finding.summary
 
 
-@pytest.mark.parametrize("model", [Narrow, Unlucky, lambda: Counting(10**6)])
-def test_what_is_refused_each_time_or_drawn_is_no_such_error(model):
+@pytest.mark.parametrize("model", [Narrow, lambda: Counting(10**6)])
+def test_what_is_refused_each_time_is_no_such_error(model):
     assert not crashes(model)
+
+
+def test_what_is_refused_by_chance_is_suspicious():
+    found = crashes(Unlucky)
+    assert {f.status for f in found} <= {"suspicious"}
+    assert found
