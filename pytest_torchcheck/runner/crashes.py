@@ -10,13 +10,14 @@ from .. import outcomes, sources, verdicts
 from ..blame import only_observed
 from ..codes.errors import FURTHER, explain_error, own_loss_line
 from ..declared.names import UnknownNameError
+from ..explanation import PHASE_WORDS
+from ..subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from ..contracts import Contract
     from ..explanation import Explanation
     from ..findings import Culprit, Finding, Location
     from ..subject import Subject
-    from ..subject.errors import SubjectError
 
 
 def seen_only_by_recorders(error: SubjectError, subject: Subject) -> bool:
@@ -25,6 +26,30 @@ def seen_only_by_recorders(error: SubjectError, subject: Subject) -> bool:
         return False
     with subject.pristine(steps=True):
         return only_observed(error)
+
+
+def refuses_rearranged(error: SubjectError, subject: Subject) -> str:
+    """Return what is to be said where the user's own batch runs and its samples in another order are refused, or nothing.
+
+    A Gaussian process is trained on its training inputs alone. Where no spec says what values there may be, the
+    batch that was given is the only one that is known to be valid.
+    """
+    batch = error.batch
+    if error.phase not in ("forward", "loss") or batch is None or batch.origin != "real":
+        return ""
+    own = subject.batch()
+    if batch.sizes != own.sizes or batch.seed == own.seed or subject._model is None:
+        return ""
+    try:
+        with subject.pristine(seeded=True, train=True) as model:
+            given = own.clone()
+            subject.compute_loss(subject.call(model, given), given)
+    except SubjectError:
+        return ""
+    return (
+        f"{PHASE_WORDS[error.phase]} runs for the batch that was given and raises {type(error.error).__name__} for the "
+        "same samples in another order: declare inputs=... with the values that there may be"
+    )
 
 
 def explained_error(

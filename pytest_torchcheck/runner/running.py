@@ -28,7 +28,7 @@ from ..subject import Subject
 from ..subject.errors import NothingToDifferentiate, SubjectError, UnmeasurableError
 from ..text.printable import message_of
 from . import selection
-from .crashes import crash_finding, seen_only_by_recorders
+from .crashes import crash_finding, refuses_rearranged, seen_only_by_recorders
 from .surroundings import environment
 
 if TYPE_CHECKING:
@@ -295,6 +295,11 @@ class Runner:
                 return (
                     *_acting(found),
                     verdicts.inconclusive(reason, code=undecided.NOT_MEASURABLE),
+                )
+            if refused := refuses_rearranged(error, subject):
+                return (
+                    *_acting(found),
+                    verdicts.inconclusive(refused, code=undecided.NOT_MEASURABLE),
                 )
             if error.phase != "promise" and raised_by_observer(error.error):
                 return (*_acting(found), self._failed(case, error.error, found))
