@@ -345,7 +345,8 @@ class Runner:
         for subject in self._subjects.values():
             while subject.rehearsal.once:
                 error, drew = subject.rehearsal.once.pop(0)
-                if _key(error) in self._crashes or seen_only_by_recorders(error, subject):
+                ours = raised_by_observer(error.error) or seen_only_by_recorders(error, subject)
+                if ours or _key(error) in self._crashes:
                     continue
                 yield outcomes.raised_once(self.crash(case, error, subject), error.phase, drew=drew)
 

@@ -287,6 +287,25 @@ def test_nothing_to_read_is_a_violation() -> None:
         assert not report.ok
 
 
+class Forgets(torch.utils.data.Dataset[Any]):
+    """Fills its samples with nothing."""
+
+    def __init__(self, *, always: bool) -> None:
+        self.always = always
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        sample = {"x": X[index % 6], "y": index % 3}
+        return dict.fromkeys(sample) if self.always else sample
+
+
+def test_samples_that_hold_nothing_are_a_violation() -> None:
+    assert codes(Contract(dataset=Forgets(always=True)).check()) == {"dataset-empty": "violated"}
+    assert "dataset-empty" not in codes(Contract(dataset=Forgets(always=False)).check())
+
+
 def test_a_loader_without_its_dataset_is_read_all_the_same() -> None:
     rows = TensorDataset(X, Y)
     short = DataLoader(rows, batch_size=8, drop_last=True)

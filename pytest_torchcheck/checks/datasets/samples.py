@@ -96,6 +96,9 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
         if not found.samples:
             yield explain.empty(found)
             continue
+        if all(leaf.kind == "none" for one in found.samples for leaf in one.leaves):
+            yield explain.nothing(found)
+            continue
         collates = (
             validity.try_collate(found)
             if found.part.is_map_style and found.part.plan.makes_batches

@@ -296,3 +296,22 @@ def _uncollated(
         )
         fix = f"give it the shape of the others{f' at {line_ref(made)}' if made else ''}: reshape(-1, ...)"
     return given, cause, fix, odd, made
+
+
+def nothing(survey: Survey) -> Finding:
+    """A dataset whose samples hold no value."""
+    part = survey.part
+    returned = sources.matches(
+        getattr(type(part.own), "__getitem__", type(part.own)), r"^\s*return\b"
+    )
+    place = returned[-1] if returned else part.class_line
+    return violated(
+        "dataset-empty",
+        f"{part.prefix}each sample of {part.name} that was read is None",
+        culprits=(dataset_culprit(part, part.name, "gives None", place),),
+        location=place,
+        observed=f"{survey.read} were read: none holds a value",
+        cause="the samples are not returned",
+        because="torch's default collate function refuses None, and no model can be called with it",
+        fix=f"return the sample at {line_ref(place)}",
+    )

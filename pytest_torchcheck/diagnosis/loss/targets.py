@@ -149,11 +149,8 @@ def ignored(
         reader = "training step" if own is not None else "loss that the model computes"
         place = sources.of_object(own) if own is not None else sources.of_own_class(subject.model)
     others = [path for path in targets_of(subject.batch()) if path not in paths]
-    what = (
-        f"{listed(paths)} (of {len(paths) + len(others)} targets)"
-        if others
-        else f"its targets ({listed(paths)})"
-    )
+    some = f"{listed(paths)} (of {len(paths) + len(others)} targets)"
+    what = some if others else f"its targets ({listed(paths)})"
     return (violated if status == "violated" else suspicious)(
         "targets-ignored",
         f"the {reader} {'gives the same for any values of' if computed else 'never reads'} {what}",
@@ -167,10 +164,7 @@ def ignored(
         if computed
         else "changed targets, even unreadable ones, leave the loss bit-equal for the same output"
         if loss is not None
-        else (
-            "other targets, and targets that nothing can read, leave the result of the "
-            f"{reader} bit-equal"
-        ),
+        else f"other targets, and targets that nothing can read, leave the result of the {reader} bit-equal",
         cause=f"the loss is computed without {listed(paths)}"
         if others
         else "what is computed from the targets is multiplied by zero, or lost in another way"
