@@ -193,7 +193,8 @@ class Pretend(Watch):
     def _where(
         self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, caller: str
     ) -> Any:
-        if not args or not self._is_moved(args[0]) or not _is_told(caller):
+        moved = bool(args) and (self._is_moved(args[0]) or self._is_gradient(args[0]))
+        if not moved or not _is_told(caller):
             return func(*args, **kwargs)
         return {"device": PRETENDED, "is_cuda": True, "is_cpu": False, "get_device": 0}[name]
 
@@ -202,8 +203,9 @@ class Pretend(Watch):
         return known is not None and known() is tensor
 
     def _is_gradient(self, tensor: Tensor) -> bool:
-        """Say whether the engine made a tensor in a backward: on the device of what it belongs to.
+        """Say whether the engine made a tensor in a backward, or gave one back that was saved for it.
 
+        Gradients are on the device of what they belong to.
         Its address may be that of a moved tensor that is gone; those that stayed are kept alive.
         """
         return in_backward() and id(tensor) not in self._stayed

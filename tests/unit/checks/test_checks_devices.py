@@ -209,6 +209,25 @@ def test_cpu_tensors_in_the_forward(step: Any, code: str) -> None:
     assert only(find(lambda: Net(step), "device-portability"), code).status == "violated"
 
 
+class Saves(torch.autograd.Function):
+    """Makes a tensor in its backward where a saved one is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.detach().clone())
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (saved,) = ctx.saved_tensors
+        return grad * torch.full((8,), 2.0, device=saved.device)
+
+
+def test_a_tensor_that_is_made_where_a_saved_one_is_passes() -> None:
+    found = find(lambda: Net(lambda m, y: Saves.apply(y)), "device-portability")
+    assert [f.status for f in found] == ["passed"]
+
+
 @pytest.mark.parametrize("is_reused", [False, True])
 def test_cpu_tensors_in_the_backward_of_a_function(
     is_reused: bool, monkeypatch: pytest.MonkeyPatch
