@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from . import sources
 from .lean import dataclass
+from .text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,12 +43,12 @@ class Heard:
     words: str
 
     def say(self) -> None:
-        """Warn again, where the filters of whoever called this package decide.
+        """Warn again, where the filters of whoever called this package decide; what a terminal acts on is escaped.
 
         Raises:
             Warning: A filter says ``error``.
         """
-        warnings.warn_explicit(self.text, self.category, self.file, self.line)
+        warnings.warn_explicit(printable(self.text), self.category, self.file, self.line)
 
 
 def say_again(heard: Iterable[Heard]) -> Warning | None:

@@ -55,6 +55,18 @@ def test_each_comes_out_once(own: Any) -> None:
     assert all(one.filename == __file__ for one in caught if "my own" in str(one.message))
 
 
+class Rings(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("title \x1b]0;mine\x07 and \u202e back", UserWarning, stacklevel=1)
+        return super().forward(x)
+
+
+def test_what_a_terminal_acts_on_is_escaped() -> None:
+    with pytest.warns(UserWarning, match="title") as caught:
+        Contract(model=lambda: Rings(5, 1), batch=((X,), None)).check(["backward"])
+    assert all(text.isprintable() for text in (str(one.message) for one in caught))
+
+
 class Reports(nn.Module):
     def __init__(self) -> None:
         super().__init__()
