@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -186,11 +186,17 @@ def _inputs(subject: Subject, seen: LossEvidence, known: set[str]) -> Iterator[F
             yield explain.wrong_input(subject, code, used)
 
 
+_DECIDED: Final = 0.5
+"""A row of one 1 holds no fewer zeros: it is a class that was chosen, and no result of a softmax."""
+
+
 def _misused(used: Consumed) -> str:
     """Return the code of what is wrong with the input of one loss function, or an empty string."""
     made_by = used.producer.kind if used.producer is not None else ""
     if used.function in _LOGITS:
-        if used.distribution:
+        if used.distribution and (
+            used.zeros < _DECIDED or made_by in ("softmax", "gumbel_softmax")
+        ):
             return "double-softmax"
         if made_by in ("relu", "relu_") and not used.negative and used.zeros > 0.05:
             return "relu-logits"

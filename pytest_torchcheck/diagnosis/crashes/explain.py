@@ -220,9 +220,8 @@ def _others(scene: Scene, code: str) -> Iterator[tuple[str, Change]]:
             )
     for name, value in named:
         if code == "channels" and value.dim() > 2:
-            shape = list(value.movedim(-1, 1).shape)
             yield (
-                f"give {name} as {shape}, with its channels in dimension 1",
+                f"give {name} with its last dimension, the channels, as dimension 1",
                 lambda leaf, value=value: value.movedim(-1, 1) if leaf is value else leaf,  # type: ignore[misc]
             )
     if code in _SIZES:

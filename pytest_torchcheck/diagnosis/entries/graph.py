@@ -109,7 +109,7 @@ def _cut_at(cut: Op, observed: str, scene: Scene, place: Location | None) -> Exp
         "rounding or an index has no gradient (use the probabilities, or a straight-through "
         "estimator)"
         if cut.name in _STEPS
-        else f"drop {word}{on_line(at)}"
+        else f"drop {word}(){on_line(at)}"
     )
     if cut.name == "grad":
         word = "autograd.grad"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from ..crashes.place import Place
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ...findings import Location
     from ...probes.gradient.kept_graph import KeptGraph
     from ...probes.holding.aliasing import Alias
     from ...subject import Subject
@@ -44,10 +46,19 @@ def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iter
         cause="an operation writes to a tensor that the caller passed"
         + (f" ({writer.ran})" if writer.op else ""),
         because="the values before and after the call are not bit-equal",
-        fix=alias.fix
-        if alias is not None
-        else "write to a new tensor: x = x + y instead of x += y, or clone the input first",
+        fix=alias.fix if alias is not None else f"{_elsewhere(location)}, or clone the input first",
     )
+
+
+def _elsewhere(place: Location | None) -> str:
+    """Say how the statement on a line writes to a new tensor: by its own names where it is an augmented assignment."""
+    for node in sources.nodes(place.file) if place is not None else ():
+        if place is not None and isinstance(node, ast.AugAssign) and node.lineno == place.line:
+            whole = ast.BinOp(
+                ast.parse(ast.unparse(node.target), mode="eval").body, node.op, node.value
+            )
+            return f"write {ast.unparse(node.target)} = {ast.unparse(whole)} instead of {ast.unparse(node)}"
+    return "write to a new tensor instead of in place"
 
 
 def _alias(subject: Subject, path: str, write: Any, *, train: bool) -> Alias | None:
