@@ -57,6 +57,7 @@ class Making:
         schedulers: Class name and line of each scheduler that is made, the outer ones last.
         turns: Of schedulers that follow each other, the step at which each one's turn comes, and it.
         formulas: The user's functions that the schedulers were given.
+        callers: The functions that make schedulers, each with the line that calls it.
         replaced: By parameter: the line that puts another one in its place, and the one that calls
             for it.
         zeros: The lines after which a variable of the function is 0, by the variable.
@@ -68,6 +69,7 @@ class Making:
     lines: list[Location] = field(default_factory=list)
     optimizers: list[Location] = field(default_factory=list)
     schedulers: list[tuple[str, Location]] = field(default_factory=list)
+    callers: list[tuple[str, Location]] = field(default_factory=list)
     turns: list[tuple[int, tuple[str, Location]]] = field(default_factory=list)
     formulas: list[Callable[..., Any]] = field(default_factory=list)
     replaced: dict[str, tuple[Location, ...]] = field(default_factory=dict)
@@ -196,8 +198,8 @@ class _Constructions:
     def _noting(self, original: Any) -> Any:
         @functools.wraps(original)
         def wrapper(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if (place := _outside(this, self._without)) is not None:
-                self._note(this, place)
+            if (frame := _outside(this, self._without)) is not None:
+                self._note(this, frame)
             original(this, *args, **kwargs)
             if isinstance(this, SequentialLR):
                 self._made.turns += [
@@ -211,13 +213,19 @@ class _Constructions:
 
         return wrapper
 
-    def _note(self, this: Any, place: Location) -> None:
+    def _note(self, this: Any, frame: FrameType) -> None:
+        place, outer = sources.of_frame(frame), frame.f_back
+        if place is None:
+            return
         if isinstance(this, torch.optim.Optimizer):
             self._made.optimizers.append(place)
             return
         named = self._places[id(this)] = (type(this).__name__, place)
         if named not in self._made.schedulers:
             self._made.schedulers.append(named)
+        if outer is not None and sources.rank(outer.f_code.co_filename) == 2:
+            if (called := sources.of_frame(outer)) is not None:
+                self._made.callers.append((frame.f_code.co_name, called))
 
 
 def _with_init(cls: type) -> Iterable[type]:
@@ -230,13 +238,13 @@ def _with_init(cls: type) -> Iterable[type]:
     return found
 
 
-def _outside(this: Any, without: frozenset[CodeType] = frozenset()) -> Location | None:
-    """Return the user's innermost running line that is not in the constructor of an object."""
+def _outside(this: Any, without: frozenset[CodeType] = frozenset()) -> FrameType | None:
+    """Return the user's innermost running frame that is not in the constructor of an object."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         own = frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is this
         own = own or frame.f_code in without
         if not own and sources.rank(frame.f_code.co_filename) == 2:
-            return sources.of_frame(frame)
+            return frame
         frame = frame.f_back
     return None

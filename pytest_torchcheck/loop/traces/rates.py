@@ -234,7 +234,7 @@ def _where_made(
         if (stepped or (by_hand and f.__code__.co_argcount == 1)) and _FORMULA.search(f.__name__)
     ]
     made += [(f.__name__, _answer(f, step)) for f in formulas]
-    return list(dict.fromkeys(made))[:4]
+    return list(dict.fromkeys([*made[:4], *run.callers]))[:5]
 
 
 def _answer(formula: Callable[..., Any], step: int) -> Location | None:

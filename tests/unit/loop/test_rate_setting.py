@@ -228,3 +228,26 @@ def test_what_sets_the_rates_is_not_said_to_be_idle() -> None:
     found = finding(groups, lambda n: 0.1 / (n + 3) ** 0.5, in_parts("step"))
     assert "no shift or stretch" in found.because
     assert "stepped" not in found.because
+
+
+def in_a_row(optimizer: Any, first: int, whole: int) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda n: (n + 1) / first if n < first else (whole - n) / (whole - first)
+    )
+
+
+def test_the_call_that_gives_a_schedule_its_numbers_is_named() -> None:
+    def make(model: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        return optimizer, in_a_row(optimizer, 30, 3)  # CALL
+
+    def step(model: Any, made: Any, inputs: Any, targets: Any) -> Any:
+        loss = plain(model, made[0], inputs, targets)
+        made[1].step()
+        return loss
+
+    found = finding(make, lambda n: (n + 1) / 3 if n < 3 else (30 - n) / 27, step)
+    assert found.code == "schedule-differs"
+    (named,) = [c for c in found.culprits if c.name == "in_a_row"]
+    assert named.location is not None
+    assert named.location.text.endswith("# CALL")
