@@ -223,9 +223,9 @@ class _Constructions:
         named = self._places[id(this)] = (type(this).__name__, place)
         if named not in self._made.schedulers:
             self._made.schedulers.append(named)
-        if outer is not None and sources.rank(outer.f_code.co_filename) == 2:
-            if (called := sources.of_frame(outer)) is not None:
-                self._made.callers.append((frame.f_code.co_name, called))
+        own = outer is not None and sources.rank(outer.f_code.co_filename) == 2
+        if outer is not None and own and (called := sources.of_frame(outer)) is not None:
+            self._made.callers.append((frame.f_code.co_name, called))
 
 
 def _with_init(cls: type) -> Iterable[type]:
