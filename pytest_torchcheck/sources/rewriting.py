@@ -13,10 +13,11 @@ import linecache
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..findings import Edit
 from .edits import known_names, names_of_code
+from .syntax import around, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..findings import Finding, Location
 
 Rewrite = str | None
+_Node = TypeVar("_Node", bound=ast.stmt | ast.expr)
 _PLACE: Final = (
     r"(?: (?:on (?:this line|line \d+)|at \S+:\d+))?(?=[;:]|,(?! and )|\.(?:\s|$)|$| so )"
 )
@@ -45,7 +47,7 @@ def edit_of(finding: Finding) -> Edit | None:
     for pattern, rewrite in _FORMS:
         if (match := pattern.search(finding.fix)) is None:
             continue
-        new = rewrite(_Line(place, old, "".join(lines)), match)
+        new = rewrite(_Line(place, old), match)
         if new is not None and new != old and _stands(place, lines, old, new):
             return Edit(file=place.file, line=place.line, old=old, new=new)
     return None
@@ -81,28 +83,21 @@ def _stands(place: Location, lines: list[str], old: str, new: str) -> bool:
 class _Line:
     """A line, and the syntax that stands in it."""
 
-    def __init__(self, place: Location, text: str, source: str) -> None:
+    def __init__(self, place: Location, text: str) -> None:
         self.place, self.text = place, text
-        try:
-            self._tree: ast.Module | None = ast.parse(source)
-        except SyntaxError:
-            self._tree = None
 
-    def nodes(self, kind: type[ast.AST]) -> Iterator[ast.AST]:
+    def nodes(self, kind: type[_Node]) -> Iterator[_Node]:
         """Iterate over what begins and ends in the line."""
-        line = self.place.line
-        for node in ast.walk(self._tree) if self._tree is not None else ():
-            if isinstance(node, kind) and getattr(node, "lineno", 0) == line == node.end_lineno:  # type: ignore[attr-defined]
+        for node in around(self.place.file, self.place.line, kind):
+            if node.lineno == self.place.line == node.end_lineno:
                 yield node
 
     def decorates(self, node: ast.AST) -> bool:
         """Say whether an expression is a decorator: what it declares is no part of what the fix is about."""
-        return any(
-            node in getattr(owner, "decorator_list", ())
-            for owner in (ast.walk(self._tree) if self._tree is not None else ())
-        )
+        owners = nodes(self.place.file)
+        return any(node in getattr(owner, "decorator_list", ()) for owner in owners)
 
-    def with_one(self, kind: type[ast.AST], fits: Callable[[ast.AST], str | None]) -> Rewrite:
+    def with_one(self, kind: type[_Node], fits: Callable[[_Node], str | None]) -> Rewrite:
         """Return the line with the one node that fits replaced by what ``fits`` returns for it."""
         found = [(node, new) for node in self.nodes(kind) if (new := fits(node)) is not None]
         if len(found) != 1:
@@ -110,7 +105,7 @@ class _Line:
         node, new = found[0]
         # columns count bytes
         text = self.text.encode()
-        start, end = node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
+        start, end = node.col_offset, node.end_col_offset
         return (text[:start] + new.encode() + text[end:]).decode()
 
 

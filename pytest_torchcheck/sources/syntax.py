@@ -85,10 +85,11 @@ def parsed(thing: Any) -> tuple[ast.Module, str] | None:
         return None
 
 
-def nodes(filename: str) -> Iterator[ast.AST]:
-    """Walk the syntax tree of a file; nothing where it cannot be parsed."""
+@functools.lru_cache(maxsize=64)
+def nodes(filename: str) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file's syntax tree, as :func:`ast.walk` does; none where it cannot be parsed; cached."""
     tree = tree_of(filename)
-    return iter(()) if tree is None else ast.walk(tree)
+    return () if tree is None else tuple(ast.walk(tree))
 
 
 def holds(node: ast.AST, line: int) -> bool:
@@ -103,8 +104,22 @@ _Node = TypeVar("_Node", bound=ast.stmt | ast.expr)
 def around(filename: str, line: int, kind: type[_Node]) -> list[_Node]:
     """Return the nodes of a kind that hold a line of a file, the outermost first."""
     deadline.keep()
-    found = [node for node in nodes(filename) if isinstance(node, kind) and holds(node, line)]
+    tree = tree_of(filename)
+    level: list[ast.AST] = [] if tree is None else [tree]
+    found: list[_Node] = []
+    while level:
+        found += [node for node in level if isinstance(node, kind)]
+        level = [child for node in level for child in _within(node, line)]
     return sorted(found, key=lambda node: node.lineno)
+
+
+def _within(parent: ast.AST, line: int) -> Iterator[ast.AST]:
+    """Yield the children of a node that hold a line, or whose own children may."""
+    for node in ast.iter_child_nodes(parent):
+        if not hasattr(node, "lineno") or holds(node, line):
+            yield node
+        else:  # a decorator stands above what it decorates
+            yield from (d for d in getattr(node, "decorator_list", ()) if holds(d, line))
 
 
 def statement(filename: str, line: int) -> ast.stmt | None:
