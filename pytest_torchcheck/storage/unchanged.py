@@ -7,7 +7,6 @@ versions of all that is installed, the machine, and the environment variables th
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -187,12 +186,22 @@ def imported_files(is_installed: Callable[[str], bool]) -> set[str]:
         is_installed: Says whether a path belongs to an installed package or the standard library.
     """
     found = set()
+    folders: dict[
+        str, str
+    ] = {}  # most modules are installed, and hundreds of them lie in one folder
     for own, module in list(sys.modules.items()):
         name = getattr(module, "__file__", None)
-        if own != "__main__" and isinstance(name, str) and os.path.isfile(name):
-            path = os.path.realpath(name)
-            if not is_installed(path):
-                found |= {path, os.path.dirname(path) + os.sep}
+        if own == "__main__" or not isinstance(name, str):
+            continue
+        folder, file = os.path.split(name)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        installed = is_installed(os.path.join(folders[folder], file)) and not os.path.islink(name)
+        if installed or not os.path.isfile(name):
+            continue
+        path = os.path.realpath(name)
+        if not is_installed(path):
+            found |= {path, os.path.dirname(path) + os.sep}
     return found
 
 
@@ -230,7 +239,10 @@ def variables_of(files: Iterable[str]) -> dict[str, str]:
                 text = file.read()
         except OSError:  # gone, which its digest tells
             continue
-        chosen |= {name for name, written in left.items() if written in text}
+        named = [name for name, written in left.items() if written in text]
+        for name in named:
+            del left[name]
+        chosen.update(named)
     return {
         name: hashlib.sha256(os.environ[name].encode(errors="replace")).hexdigest()[:16]
         for name in sorted(chosen)
@@ -247,7 +259,11 @@ def settings_digest(settings: Mapping[str, Any], environment: Mapping[str, str])
             returns them.
     """
     installed = sorted(
-        f"{one.metadata['Name']} {one.version}" for one in importlib.metadata.distributions()
+        name
+        for folder in dict.fromkeys(sys.path)
+        if os.path.isdir(folder)
+        for name in os.listdir(folder)
+        if name.endswith((".dist-info", ".egg-info"))  # name and version of a distribution
     )
     parts = [
         sorted((name, repr(value)) for name, value in settings.items()),
