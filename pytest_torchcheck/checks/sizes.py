@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -13,7 +13,8 @@ from ..late import Late
 from ..objects import trees
 from ..probes.numbers.domains import holds_nonfinite
 from ..record.tracing import swallowed
-from ..runs.facts import forward_facts, kept_by, outputs
+from ..runs.facts import evaluated, forward_facts, kept_by, outputs
+from ..runs.losses.order import loss_of_samples
 from ..runs.outputs import Rows, gaps_between, output_rows
 from ..runs.remembering import remembered
 from ..runs.training.steps import trajectory
@@ -32,13 +33,14 @@ from .batching import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ..batches import Batch
     from ..findings import Finding
     from ..record.tracing import Swallowed
     from ..subject import Subject
 
+_Made = TypeVar("_Made")
 examples = Late("strategies.sequence:examples")
 sweep = Late("strategies.sequence:sweep")
 """These draw batches of other sizes; a run that draws none does not import Hypothesis."""
@@ -53,6 +55,9 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
     A batch of another size must leave nothing in the model that changes the output of the base batch. Samples
     of a large batch must give the same output in a batch of only a few of them. What is finite at the sizes of
     the base batch must be so at larger ones.
+
+    Where no sizes are declared, the model runs on one sample less; the loss does on one sample less of the
+    outputs and targets. Both must return as many samples as they are given.
     """
     if (failed := step_of_fewer(subject)) is not None:
         yield failed
@@ -79,7 +84,7 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
         else:
             yield inconclusive("no sizes are declared, and samples cannot be taken from the batch")
         return
-    yield _alone(subject, batch, rows, tried)
+    yield loss_of_fewer(subject, batch) or _alone(subject, batch, rows, tried)
 
 
 def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
@@ -276,24 +281,112 @@ def _swallowed(subject: Subject, batch: Batch) -> list[Swallowed]:
 
 
 def size_of_all(subject: Subject, batch: Batch, symbol: str | None) -> Finding | None:
-    """Say that the model runs at the size of the real batch alone, where one sample less shows it."""
+    """Say that the model runs at the size of the real batch alone, or returns as many outputs for a sample less."""
     size = batch.sizes.get(symbol or "", 0)
     if symbol is None or size < 2:
         return None
     shorter = subject.source.rows(batch, torch.arange(size - 1))
+    counted = _entries(subject, size)
     try:
-        outputs(subject, shorter)
+        made = outputs(subject, shorter)
     except SubjectError as error:
-        return explain.fixed_size(
-            subject, shorter, size, error, groups=_runs_twice(subject, batch, size)
+        more = _twice(lambda index: outputs(subject, subject.source.rows(batch, index)), size)
+        grows = more is not None and not (counted and _as_many(counted, more))
+        doubled = (
+            f"with {2 * size} it raises too"
+            if more is None
+            else f"with {2 * size} it returns {size} outputs"
         )
+        meant = grows or bool(counted and not _own(subject, batch, counted, size))
+        return explain.fixed_size(subject, shorter, size, error, meant=meant, doubled=doubled)
+    if counted and _as_many(counted, made) and _own(subject, batch, counted, size, moves=True):
+        return explain.fixed_count(subject, shorter, next(iter(counted)), size)
     return None
 
 
-def _runs_twice(subject: Subject, batch: Batch, size: int) -> bool:
-    """Say whether the model takes the samples of a batch twice, as one that reads them in groups does."""
+def loss_of_fewer(subject: Subject, batch: Batch) -> Finding | None:
+    """Say how the loss fails on the outputs and targets of one sample less, where the batch may be as small."""
+    symbol = subject.source.batch_symbol or ""
+    size, loss = batch.sizes.get(symbol, 0), subject.contract.loss
+    span = subject.source.symbols.get(symbol)
+    declared = span is not None and span.declared and span.low > size - 1
+    if loss is None or isinstance(loss, str) or size < 3 or declared:
+        return None
     try:
-        outputs(subject, subject.source.rows(batch, torch.arange(2 * size) % size))
+        runs = loss_of_samples(subject, evaluated(subject))
+    except SubjectError:
+        return None  # told by other checks
+    if runs is None:
+        return None
+    try:
+        runs(torch.arange(size - 1))()
+    except SubjectError as error:
+        try:
+            runs(torch.arange(size))()
+        except SubjectError:
+            return None  # it fails on all of them: other checks tell it
+        more = _twice(lambda index: runs(index)(), size)
+        fewer = subject.source.rows(batch, torch.arange(size - 1))
+        found = explain.fixed_size(
+            subject,
+            fewer,
+            size,
+            error,
+            meant=more is not None,
+            doubled=f"with {2 * size} it raises too",
+        )
+        return found if found.status == "violated" else None  # pairs, or a table for all samples
+    return None
+
+
+def _entries(subject: Subject, size: int) -> dict[str, torch.Tensor]:
+    """Return the outputs of the base batch that have an entry for each of its samples."""
+    axis = subject.contract.batch_dim or 0
+    return {p: t for p, t in outputs(subject).items() if t.shape[axis : axis + 1] == (size,)}
+
+
+def _as_many(counted: dict[str, torch.Tensor], made: dict[str, torch.Tensor]) -> bool:
+    """Say whether outputs have the same shapes for another number of samples."""
+    return all(p in made and made[p].shape == t.shape for p, t in counted.items())
+
+
+def _twice(run: Callable[[torch.Tensor], _Made], size: int) -> _Made | None:
+    """Return what the samples of a batch give twice, as those that are read in groups do; None where that raises."""
+    try:
+        return run(torch.arange(2 * size) % size)
+    except SubjectError:
+        return None
+
+
+def _own(
+    subject: Subject,
+    batch: Batch,
+    counted: dict[str, torch.Tensor],
+    size: int,
+    *,
+    moves: bool = False,
+) -> bool:
+    """Say whether no output of another sample changes where the second takes the place of the first.
+
+    Args:
+        subject: The model.
+        batch: A batch.
+        counted: The outputs that have an entry for each sample.
+        size: How many samples there are.
+        moves: Whether those of the first have to change.
+    """
+    axis, index = subject.contract.batch_dim or 0, torch.arange(size).clamp(min=1)
+    try:
+        made = outputs(subject, subject.source.rows(batch, index))
     except SubjectError:
         return False
+    for path, before in counted.items():
+        after = made.get(path)
+        if after is None or after.shape != before.shape:
+            return False
+        others = [t.narrow(axis, 1, size - 1) for t in (before, after)]
+        if trees.worst(*others) > ROUNDING * max(trees.scale(before), 1e-30):
+            return False
+        if moves and trees.same(before, after):
+            return False
     return True

@@ -29,6 +29,7 @@ size_crash = One("diagnosis.outputs.sizes:size_crash", "crash size-crash")
 step_size_crash = One("diagnosis.outputs.sizes:step_size_crash", "crash size-crash")
 step_swallows = One("diagnosis.outputs.sizes:step_swallows", "error-swallowed")
 fixed_size = One("diagnosis.outputs.sizes:fixed_size", "size-crash")
+fixed_count = One("diagnosis.outputs.sizes:fixed_count", "batch-size-dependent")
 size_dependent = One(
     "diagnosis.outputs.sizes:size_dependent", "batch-size-dependent", doubtful=True
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +12,14 @@ from ...probes.recorded.watch import Watch, name_of
 from ...runs.outputs import gaps_between, outputs_of
 from ...runs.unrounded import apart_by_rounding
 from ...runs.variants.largest import sizes_of
+from ...sources import edits
 from ...state import is_device_error
 from ...subject.errors import SubjectError
 from ...text.printable import message_of
 from ...verdicts import explained, inconclusive, suspicious, violated
 from ..crashes.explain import explain_error
 from ..crashes.place import Place
+from ..lines.spelled_sizes import spelled
 from . import eval_lines, places
 from .samples import forward_line, may_be_meant, one_grid
 
@@ -31,45 +32,92 @@ if TYPE_CHECKING:
 
 
 def fixed_size(
-    subject: Subject, batch: Batch, size: int, error: SubjectError, *, groups: bool
+    subject: Subject, batch: Batch, size: int, error: SubjectError, *, meant: bool, doubled: str
 ) -> Finding:
-    """Explain a model that raises at one sample less than the real batch has.
+    """Explain a model or a loss that raises at one sample less than the batch has.
 
-    It is wrong where the line that raises spells the size out; a state of that size, kept on
-    purpose, raises too.
+    It is wrong where the source spells the size out; a state of that size, kept on purpose, raises too,
+    and a number that the constructor is given may be meant.
 
     Args:
         subject: The model.
-        batch: The real batch without its last sample.
-        size: How many samples the real batch has.
+        batch: The batch without its last sample.
+        size: How many samples the batch has.
         error: What the shorter one raised.
-        groups: Whether it runs with twice as many, so that it takes the samples in groups.
+        meant: Whether it may be meant: twice as many give twice as much, as of samples that are read in
+            groups, or samples have to do with each other.
+        doubled: What it does with twice as many.
     """
     if is_device_error(error.error):
         raise error
-    place = sources.of_error(error.error)
-    written = place is not None and re.search(rf"(?<![\w.]){size}(?![\w.])", place.text)
+    known = spelled(error.error, size)
+    what = "loss" if error.phase == "loss" else "model"
     said = message_of(error.error).strip().partition("\n")[0][:140]
-    if place is None or not written or groups:
+    if known is None or meant:
+        place = sources.of_error(error.error)
         at = f" ({place.text})" if place is not None else ""
         return inconclusive(
             (
-                f"the model runs with {size} samples, but not with {size - 1}{at}: "
+                f"the {what} runs with {size} samples, but not with {size - 1}{at}: "
                 f"{type(error.error).__name__}: {said}"
             ),
             code="size-crash",
             location=place,
         )
+    place, word = known
+    is_name = "" if word == str(size) else f", which is {size},"
+    instead = edits.like_tensor(place, f"shape[{subject.contract.batch_dim or 0}]")
     return violated(
         "size-crash",
-        f"the batch size is hard-coded in the model: {size} on line {place.line}",
+        f"the batch size is hard-coded in the {what}: {word} on line {place.line}",
         culprits=[Culprit("call", place.text[:80], location=place)],
         observed=f"the batch has {size} samples; without the last one the {error.phase} raises "
         f"{type(error.error).__name__}: {said}",
-        cause=f"line {place.line} contains {size} where the batch size is needed",
-        because=f"the model runs with {size} samples, but neither with {size - 1} nor with "
-        f"{2 * size}",
-        fix=f"take the size from the input, such as x.shape[{subject.contract.batch_dim or 0}], instead of {size}",
+        cause=f"line {place.line} contains {word}{is_name} where the batch size is needed",
+        because=f"the {what} runs with {size} samples, but not with {size - 1}; {doubled}",
+        fix=f"take the size from the input{f', such as {instead},' * bool(instead)} instead of {word}",
+        evidence={"sizes": dict(batch.sizes)},
+    )
+
+
+def fixed_count(subject: Subject, batch: Batch, path: str, size: int) -> Finding:
+    """Explain a model that returns as many outputs for fewer samples.
+
+    Args:
+        subject: The model.
+        batch: The batch without its last sample.
+        path: An output.
+        size: How many samples the whole batch has.
+    """
+    axis = subject.contract.batch_dim or 0
+    found: list[Place] = []
+
+    class Counts(Watch):
+        def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
+            given = args[0] if args else None
+            if not isinstance(given, torch.Tensor) or not isinstance(result, torch.Tensor):
+                return
+            first, then = given.shape[axis : axis + 1], result.shape[axis : axis + 1]
+            if (first, then) == ((size - 1,), (size,)):
+                fact = f"{name_of(func)} turned {list(given.shape)} into {list(result.shape)}"
+                where = self.locate()
+                found.append(
+                    Place(op=name_of(func), location=where, module=self.module_name, fact=fact)
+                )
+
+    with subject.pristine() as model, Counts(model):
+        eval_lines.eval_run(subject, batch)()
+    place = found[-1] if found else None
+    return violated(
+        "batch-size-dependent",
+        f"{path} has {size} entries for {size - 1} samples",
+        culprits=place.culprits() if place else [Culprit("output", path, f"{size} entries")],
+        location=place.location if place else forward_line(subject),
+        observed=f"{path} has {size} entries for {size} samples, and as many without the last one",
+        cause=f"the number of outputs is {size}, however many samples there are",
+        because=(f"{place.fact}; " if place else "")
+        + f"with {size} samples each entry of {path} depends on its own sample alone",
+        fix=f"take the number of samples from the input, such as x.shape[{axis}]",
         evidence={"sizes": dict(batch.sizes)},
     )
 

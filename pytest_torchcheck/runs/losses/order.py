@@ -60,31 +60,15 @@ def moved_by_order(subject: Subject) -> Reordered | None:
     does that, nothing is said, nor where a part of outputs or targets cannot be taken apart into samples, or where
     the samples do not meet: a weight for each sample may then be kept outside of the batch.
     """
-    batch, symbol, rows = subject.batch(), subject.source.batch_symbol, output_rows(subject)
-    size = batch.sizes.get(symbol or "", 0)
-    if symbol is None or rows is None or rows.others or not rows.dims or size < 4:
-        return None
-    axes = subject.source.axes(symbol)
+    batch, rows = subject.batch(), output_rows(subject)
+    size = batch.sizes.get(subject.source.batch_symbol or "", 0)
     targets = trees.tensors(batch.targets, batch.target_label())
-    if not targets or any(path not in axes or _by_number(t, size) for path, t in targets.items()):
+    if rows is None or size < 4 or any(_by_number(t, size) for t in targets.values()):
         return None
     try:
         output = output_for_loss(subject)
-        if forms(trees.tensors(output)) != forms(forward_facts(subject).outputs):
-            return None  # that of training, where the samples may stand elsewhere
-        if set(trees.tensors(output)) != set(rows.dims):
+        if (runs := loss_of_samples(subject, output)) is None:
             return None
-
-        def runs(index: torch.Tensor) -> Callable[[], torch.Tensor]:
-            out = {
-                id(t): take_rows(t, rows.dims[path], index)
-                for path, t in trees.tensors(output).items()
-            }
-            target = {id(t): take_rows(t, axes[path], index) for path, t in targets.items()}
-            made = trees.substitute(output, out)
-            given = dataclasses.replace(batch, targets=trees.substitute(batch.targets, target))
-            return lambda: _loss(subject, made, given)
-
         first = runs(torch.arange(size))
         if first().numel() != 1:
             return None
@@ -102,6 +86,37 @@ def moved_by_order(subject: Subject) -> Reordered | None:
     except (SubjectError, RuntimeError):
         return None
     return Reordered(change=smallest / max(abs(base), 1e-6), size=size, first=first, second=second)
+
+
+def loss_of_samples(
+    subject: Subject, output: Any
+) -> Callable[[torch.Tensor], Callable[[], torch.Tensor]] | None:
+    """Return what makes, of the places of samples, a run of the loss on their outputs and targets alone.
+
+    None where a part of outputs or targets cannot be taken apart into samples.
+
+    Args:
+        subject: The model.
+        output: That of the base batch, without a graph.
+    """
+    batch, symbol, rows = subject.batch(), subject.source.batch_symbol, output_rows(subject)
+    if symbol is None or rows is None or rows.others or not rows.dims:
+        return None
+    axes, tensors = subject.source.axes(symbol), trees.tensors(output)
+    targets = trees.tensors(batch.targets, batch.target_label())
+    if not targets or not targets.keys() <= axes.keys() or tensors.keys() != rows.dims.keys():
+        return None
+    if forms(tensors) != forms(forward_facts(subject).outputs):
+        return None  # that of training, where the samples may stand elsewhere
+
+    def runs(index: torch.Tensor) -> Callable[[], torch.Tensor]:
+        out = {id(t): take_rows(t, rows.dims[path], index) for path, t in tensors.items()}
+        target = {id(t): take_rows(t, axes[path], index) for path, t in targets.items()}
+        made = trees.substitute(output, out)
+        given = dataclasses.replace(batch, targets=trees.substitute(batch.targets, target))
+        return lambda: _loss(subject, made, given)
+
+    return runs
 
 
 def _by_number(target: torch.Tensor, size: int) -> bool:
