@@ -15,7 +15,7 @@ from ..probes.numbers.domains import holds_nonfinite
 from ..record.tracing import swallowed
 from ..runs.facts import evaluated, forward_facts, kept_by, outputs
 from ..runs.losses.order import loss_of_samples
-from ..runs.outputs import Rows, gaps_between, output_rows
+from ..runs.outputs import Rows, gaps_between, other_batch_dim, output_rows
 from ..runs.remembering import remembered
 from ..runs.training.steps import trajectory
 from ..runs.variants.largest import at_batch, exchanged, sizes_of, told_apart
@@ -114,7 +114,7 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
     )
     if gaps is not None and (forward_facts(subject).consumed or draws_in_eval(subject)):
         gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
-    if gaps is not None:
+    if gaps is not None and other_batch_dim(subject) is None:
         return explain.size_dependent(subject, batch, single, rows, gaps)
     for other, made in subject.cache.pop("told-apart", ()):
         if (found := _among_many(subject, rows, other, made)) is not None:
@@ -164,7 +164,8 @@ def _among_many(
         if max(gaps_between(made, some, rows, places, three).values()) <= ROUNDING:
             return None
         gaps = compare(subject, batch, few, rows, places, three, known=(made, some))
-        if gaps is not None and not (forward_facts(subject).consumed or draws_in_eval(subject)):
+        random = forward_facts(subject).consumed or draws_in_eval(subject)
+        if gaps is not None and not random and other_batch_dim(subject) is None:
             for found in independence(at_batch(subject, batch)):
                 if found.status == "violated":  # samples that are mixed at these sizes only
                     return found.replace(because=f"{found.because}; seen at {sizes_of(batch)}")

@@ -219,36 +219,40 @@ _CLOSE = 1e-4
 
 
 def other_batch_dim(subject: Subject) -> int | None:
-    """Return 1 where samples seem to lie along dimension 1 of a real batch, not along dimension 0; else None.
+    """Return the dimension along which samples seem to lie in place of dimension 0; None where none does.
 
-    That is so where every output keeps its entries when those of the inputs are exchanged along
-    dimension 1, and entry 0 stays when all others are replaced. It is not asked where symbols are
-    declared, nor where a tensor of one dimension, such as labels, has the size of dimension 0
-    alone.
+    That is so where every output keeps its entries when those of the inputs are exchanged along it, and
+    entry 0 stays when all others are replaced. It is dimension 1 of a real batch, and where specs name
+    ``B`` in another dimension alone, that one. It is not asked where a tensor of one dimension, such as labels, has the size of dimension 0 alone.
     """
     source = subject.source
-    if not source.has_real or subject.contract.batch_dim != 0:
+    if subject.contract.batch_dim != 0:
         return None
     batch = subject.batch()
-    leaves = [t for _, t in batch.leaves() if isinstance(t, torch.Tensor) and t.dim()]
-    wide = [t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor) and t.dim() > 1]
-    if not wide or len({t.shape[1] for t in wide}) > 1:
+    axes = source.axes("B") if source.batch_symbol != "B" else {}
+    named = {axes[path] for path, _ in batch.input_leaves() if path in axes}
+    if len(named) > 1 or not (named or source.has_real):
         return None
-    first, size = wide[0].shape[0], wide[0].shape[1]
+    dim = named.pop() if named else 1
+    leaves = [t for _, t in batch.leaves() if isinstance(t, torch.Tensor) and t.dim()]
+    wide = [t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor) and t.dim() > dim]
+    if not wide or len({t.shape[dim] for t in wide}) > 1:
+        return None
+    first, size = wide[0].shape[0], wide[0].shape[dim]
     flat = [t for t in leaves if t.dim() == 1]
     if size < 2 or any(t.shape[0] == first != size for t in flat):
         return None
     try:
-        return 1 if _behaves(subject, batch, size) else None
+        return dim if _behaves(subject, batch, size, dim) else None
     except SubjectError:
         return None
 
 
-def _behaves(subject: Subject, batch: Batch, size: int) -> bool:
+def _behaves(subject: Subject, batch: Batch, size: int, dim: int) -> bool:
     order = torch.arange(size).roll(1)
     plain = outputs(subject)
-    turned = outputs(subject, _taken(batch, order))
-    kept = outputs(subject, _taken(batch, torch.zeros(size, dtype=torch.int64)))
+    turned = outputs(subject, _taken(batch, order, dim))
+    kept = outputs(subject, _taken(batch, torch.zeros(size, dtype=torch.int64), dim))
     axes = {path: _axis(t, turned.get(path), order) for path, t in plain.items()}
     if not axes or any(axis is None for axis in axes.values()):
         return False
@@ -259,16 +263,16 @@ def _behaves(subject: Subject, batch: Batch, size: int) -> bool:
     )
 
 
-def _taken(batch: Batch, index: torch.Tensor) -> Batch:
-    """Take entries along dimension 1, and along the only one of what has no other."""
+def _taken(batch: Batch, index: torch.Tensor, dim: int) -> Batch:
+    """Take entries along a dimension, and along the last one of what has no such."""
 
     def take(_path: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or not leaf.dim():
             return leaf
-        dim = min(1, leaf.dim() - 1)
+        along = min(dim, leaf.dim() - 1)
         return (
-            leaf.detach().index_select(dim, index.to(leaf.device))
-            if leaf.shape[dim] == len(index)
+            leaf.detach().index_select(along, index.to(leaf.device))
+            if leaf.shape[along] == len(index)
             else leaf
         )
 

@@ -54,6 +54,39 @@ def test_what_shows_that_dimension_0_is_the_batch_keeps_the_verdict(make):
     assert found.status == "violated"
 
 
+class Ordered(nn.Module):
+    """Reads dimension 0 in its order, as every recurrent layer of torch does by default."""
+
+    def __init__(self, *, last=False, **options):
+        super().__init__()
+        self.rnn, self.head, self.last = nn.GRU(5, 6, **options), nn.Linear(6, 3), last
+
+    def forward(self, x):
+        states = self.rnn(x)[0]
+        return self.head(states[-1] if self.last else states)
+
+
+def told(model, **fields):
+    report = Contract(model=model, **fields).check(["batch-independence", "batch-sizes"])
+    return {(f.status, f.code) for f in report.findings if f.status in ("violated", "suspicious")}
+
+
+@pytest.mark.parametrize("model", [Tagger, Ordered])
+def test_a_spec_that_names_the_batch_second_is_asked_about(model):
+    asked = {("suspicious", "batch-axis")}
+    assert told(model, inputs="T B 5") == asked
+    assert told(model, inputs={"x": "S B 5"}, sizes={"S": (2, 9), "B": (2, 6)}) == asked
+    assert told(model, inputs="T B 5", batch_dim=1) == set()
+    for letters in ("B T 5", "N T 5"):
+        assert {status for status, _ in told(model, inputs=letters)} == {"violated"}
+        assert told(lambda: model(batch_first=True), inputs=letters) == set()
+
+
+def test_one_output_for_a_sequence_that_stands_first_is_not_blamed():
+    last = lambda: Ordered(last=True)  # noqa: E731 - a factory
+    assert told(last, inputs="T B 5", targets="B 3", loss=F.mse_loss) == set()
+
+
 class Packs(nn.Module):
     """Packs samples that its caller sorts by length."""
 
