@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .selection import Case
 
 _SHORT: Final = 90
+Tried = Literal["passes", "fails", "refuted", ""]
 
 
 def with_edits(
@@ -50,9 +51,14 @@ def with_edits(
             continue
         edit, fix = edit_of(finding), finding.fix
         if edit is not None:
+            tried: Tried = ""
             if seconds <= MOST_SECONDS and case.device == "cpu" and runner.trials:
-                edit = _tried(runner, case, found, finding, edit)
-            fix += _said(edit, fix)
+                tried = _tried(runner, case, found, finding, edit)
+            if tried == "refuted":
+                fix, edit = _without(edit, fix), None
+            else:
+                edit = replace(edit, tried=tried)
+                fix += _said(edit, fix)
         else:
             fix = edits.clarified(fix, finding.location, _sizes(runner, case))
         made.append(finding.replace(edit=edit, fix=fix))
@@ -81,16 +87,27 @@ def _said(edit: Edit, fix: str) -> str:
     )
 
 
+def _without(edit: Edit, fix: str) -> str:
+    """Return a fix without an edit that did not help: what else it names, else what was tried."""
+    _, _, other = fix.partition(", or ")
+    new = edit.new.strip()
+    what = new if len(new) <= _SHORT else "an edit"
+    return (
+        other
+        or f"not known: with {what} on line {edit.line} the check still finds that line (tried)"
+    )
+
+
 def _tried(
     runner: Runner, case: Case, found: tuple[Finding, ...], finding: Finding, edit: Edit
-) -> Edit:
-    """Run the check of a case again with an edit."""
+) -> Tried:
+    """Run the check of a case again with an edit; say what that shows."""
     contract = runner.contract
     subject = None if contract.model is None else runner.subject(case)
     model = None if subject is None else subject._model
     with edited(edit, contract, model) as runs:
         if not runs:
-            return edit
+            return ""
         runner.trials -= 1
         again = type(runner)(
             contract,
@@ -103,7 +120,7 @@ def _tried(
             after = again.run(case)
         finally:
             again.close()
-    return replace(edit, tried=judged(found, finding, after))
+    return judged(found, finding, after, edit)
 
 
 MOST_SECONDS: Final = 3.0
@@ -198,23 +215,31 @@ def _edited_code(old: types.CodeType, edit: Edit) -> types.CodeType | None:
 
 
 def judged(
-    before: tuple[Finding, ...], finding: Finding, after: tuple[Finding, ...]
-) -> Literal["passes", "fails", ""]:
+    before: tuple[Finding, ...], finding: Finding, after: tuple[Finding, ...], edit: Edit
+) -> Tried:
     """Say what a run of the check with the edit shows of it.
 
     Args:
         before: What the check found without it.
         finding: The one whose edit was tried.
         after: What it found with it.
+        edit: The edit.
 
     Returns:
-        ``passes`` where the check passes; ``fails`` where the finding is there again, or another one
-        than before; nothing where neither can be said.
+        ``passes`` where the check passes; ``refuted`` where the finding is at the edit's line as before, or
+        one of another code is; ``fails`` where one is there that was not before; nothing where none of it
+        can be said.
     """
     wrong = [f for f in after if f.status in ("violated", "suspicious", "error")]
     known = {_mark(f) for f in before if f is not finding}
-    if any(_mark(f) not in known for f in wrong):
-        return "fails"
+    if new := [f for f in wrong if _mark(f) not in known]:
+        stays = any(
+            f.location is not None
+            and (f.location.file, f.location.line) == (edit.file, edit.line)
+            and (f.code != finding.code or f.cause == finding.cause)
+            for f in new
+        )
+        return "refuted" if stays else "fails"
     return "passes" if not wrong and any(f.status == "passed" for f in after) else ""
 
 

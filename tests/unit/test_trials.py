@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
-from pytest_torchcheck.findings import Finding, Location
+from pytest_torchcheck import Contract, Tokens
+from pytest_torchcheck.findings import Edit, Finding, Location
 from pytest_torchcheck.runner import suggestions
 from pytest_torchcheck.sources.edits import clarified
 from pytest_torchcheck.sources.rewriting import edit_of
@@ -144,6 +145,66 @@ def test_an_edit_that_is_not_enough() -> None:
     assert finding.edit is not None
     assert finding.edit.tried == "fails"
     assert "the check does not pass with it alone" in finding.fix
+
+
+class CutTwice(Cut):
+    def forward(self, x: Any) -> Any:
+        h = torch.tanh(self.body(x).data).detach()
+        return self.head(h)
+
+
+def test_an_edit_that_leaves_its_line_as_it_was_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finding = found(CutTwice)  # needed, and not enough
+    assert finding.edit is not None
+    assert finding.edit.tried == "fails"
+
+    def useless(finding: Finding) -> Edit:
+        place = finding.location
+        assert place is not None
+        old = linecache.getline(place.file, place.line).rstrip("\n")
+        return Edit(file=place.file, line=place.line, old=old, new=f"{old}  # the same")
+
+    monkeypatch.setattr(suggestions, "edit_of", useless)
+    finding = found(Cut)
+    assert finding.edit is None
+    assert finding.fix.startswith("not known: with h = torch.tanh(self.body(x)).detach()  # the")
+
+    assert suggestions._without(useless(finding), "do this, or write that") == "write that"
+
+
+class Ids(nn.Module):
+    """Casts what it reads by whole numbers, at the line where a layer takes it, or in a helper."""
+
+    def __init__(self, *, helper: bool) -> None:
+        super().__init__()
+        self.table, self.heads, self.helper = (
+            nn.Embedding(20, 6),
+            nn.ModuleList([nn.Linear(6, 3)]),
+            helper,
+        )
+
+    def read(self, ids: Any) -> Any:
+        return self.table(ids).float()
+
+    def forward(self, ids: Any) -> Any:
+        if self.helper:
+            return self.heads[0](self.read(ids).mean(1))
+        h = self.table(ids).float()
+        return self.heads[0](h.mean(1))
+
+
+@pytest.mark.parametrize("helper", [False, True])
+def test_whole_numbers_give_activations_no_dtype(helper: bool) -> None:
+    made = Contract(model=lambda: Ids(helper=helper), inputs=Tokens("B T", vocab=20))
+    (finding,) = made.check(["dtype-conversion"]).findings
+    assert finding.code == "dtype-pair"
+    assert "ids.dtype" not in finding.fix
+    if not helper:
+        assert finding.edit is not None
+        assert finding.edit.new.strip() == "h = self.table(ids).to(self.heads[0].weight.dtype)"
+        assert finding.edit.tried == "passes"
 
 
 def test_an_edit_of_what_builds_the_model() -> None:

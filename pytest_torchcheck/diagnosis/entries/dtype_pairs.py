@@ -227,7 +227,7 @@ def _maker_cause(
 ) -> tuple[str, str, Location, str, tuple[Culprit, ...]]:
     """Return why a call makes another dtype, and what to write on its line."""
     created = maker.name in FACTORIES - CONVERSIONS
-    same = edits.like_tensor(made_at, "dtype")
+    same = _dtype_at(scene, made_at)
     like = f"dtype={same}" if same else ""
     cause = f"{maker.name} on line {made_at.line} creates {with_article(got)} tensor" + (
         ", regardless of the model's dtype" if created else ""
@@ -253,6 +253,26 @@ def _maker_cause(
     if meeting and place is not None:
         fix += f", or convert it where it is combined with {want}, on line {place.line}"
     return cause, because, location, fix, culprits
+
+
+def _dtype_at(scene: Scene, place: Location) -> str:
+    """Return what a line may call the dtype of activations: that of a tensor of such, else of the layer that takes them."""
+    same = edits.like_tensor(place, "dtype")
+    ran = (place.file, place.function)
+    frames = (frame for frame, _ in reversed(scene.frames))
+    frame = next((f for f in frames if (f.f_code.co_filename, f.f_code.co_qualname) == ran), None)
+    known = scene.inputs if frame is None else frame.f_locals
+    value = known.get(same.partition(".")[0])
+    if not isinstance(value, torch.Tensor) or value.dtype.is_floating_point:
+        return same
+    owner = None if frame is None else frame.f_locals.get("self")
+    if isinstance(owner, nn.Module) and isinstance(
+        scene.module, nn.Linear | nn.modules.conv._ConvNd
+    ):
+        for name, module in owner.named_modules():
+            if name and module is scene.module:
+                return f"{edits.submodule(owner, name)}.weight.dtype"
+    return ""
 
 
 def with_article(dtype: str) -> str:
