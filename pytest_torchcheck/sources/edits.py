@@ -13,7 +13,7 @@ import sys
 from keyword import kwlist
 from typing import TYPE_CHECKING
 
-from .syntax import function_around, holds, tree_of
+from .syntax import function_around, holds, nodes, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -206,6 +206,34 @@ def argument_texts(place: Location | None, method: str, count: int) -> list[str]
         and not any(isinstance(a, ast.Starred) for a in node.args)
     ]
     return [ast.unparse(a) for a in calls[0].args] if len(calls) == 1 else None
+
+
+_SYMBOLS = {"sub": ast.Sub, "add": ast.Add, "mul": ast.Mult, "div": ast.Div, "truediv": ast.Div}
+
+
+def operand_texts(place: Location | None, name: str) -> list[str] | None:
+    """Return the source of the two operands of the only call of a function at a line, or of a criterion; None if unclear.
+
+    Args:
+        place: The line.
+        name: Such as ``F.mse_loss`` or ``Tensor.sub``, which may be written as an operator.
+    """
+    bare = name.rpartition(".")[2].strip("_")
+    own: list[list[ast.expr]] = []
+    others: list[list[ast.expr]] = []
+    for node in nodes(place.file) if place is not None else ():
+        if place is None or not isinstance(node, ast.expr) or not holds(node, place.line):
+            continue
+        if isinstance(node, ast.BinOp) and isinstance(node.op, _SYMBOLS.get(bare, ())):
+            own.append([node.left, node.right])
+        elif isinstance(node, ast.Call) and len(node.args) >= 2:
+            called = ast.unparse(node.func).rpartition(".")[2]
+            (own if called == bare else others).append(node.args[:2])
+    found = own or others
+    if len(found) != 1 or any(isinstance(a, ast.Starred) for a in found[0]):
+        return None
+    plain = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+    return [ast.unparse(a) if isinstance(a, plain) else f"({ast.unparse(a)})" for a in found[0]]
 
 
 def submodule(model: nn.Module, name: str, owner: str = "self") -> str:

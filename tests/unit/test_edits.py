@@ -65,6 +65,45 @@ def test_a_tensor_in_scope_gives_the_device(function, text, code):
     assert edits.usable(f"device={code}", place)
 
 
+distance = nn.HuberLoss()
+
+
+def by_criterion(scores, wanted):
+    return distance(scores * 2, wanted)
+
+
+def by_function(scores, wanted):
+    return F.l1_loss(scores, wanted).sqrt()
+
+
+def by_operator(scores, wanted):
+    gap = wanted - scores
+    return gap.abs().mean()
+
+
+def by_keyword(scores, wanted):
+    return F.l1_loss(target=wanted, input=scores)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (by_criterion, "write (scores * 2).squeeze(1) for (scores * 2) on line "),
+        (by_function, "write scores.squeeze(1) for scores on line "),
+        (by_operator, "write scores.squeeze(1) for scores on line "),
+        (by_keyword, "make the shapes equal: squeeze(1) on the output, or unsqueeze(1) on the target"),
+    ],
+)  # fmt: skip
+def test_shapes_are_made_equal_by_the_names_of_their_line(loss, says):
+    contract = Contract(model=lambda: nn.Linear(4, 1), inputs="B 4", targets="B", loss=loss)
+    (finding,) = contract.check(["loss-shapes"]).findings
+    assert finding.code == "loss-broadcast"
+    assert finding.fix.startswith(says)
+    if finding.edit is not None:
+        assert finding.edit.tried == "passes"
+
+
 def test_the_suggested_device_is_one_that_runs():
     x, y = torch.randn(5, 4, generator=G), torch.randint(0, 3, (5,), generator=G)
     for model, batch, code in (

@@ -15,6 +15,7 @@ from ...loop.closures import functions_of
 from ...objects import trees
 from ...probes.recorded.watch import version_of
 from ...record.tracing import find_line
+from ...sources import edits
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..lines.passed_on import forward_returned, loss_returned
@@ -165,13 +166,7 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
     output_is_longer = len(seen.output) > len(seen.target)
     longer = seen.output if output_is_longer else seen.target
     axis = next((i for i, size in enumerate(longer) if size == 1), len(longer) - 1)
-    names = ("output", seen.other) if output_is_longer else (seen.other, "output")
     ones = len(longer) - min(len(seen.output), len(seen.target))
-    shapes = (
-        f"{names[0]}.squeeze({axis}), or {names[1]}.unsqueeze({axis})"
-        if ones == 1
-        else f"{names[0]}.flatten(), of shape {[size for size in longer if size > 1]}"
-    )
     compares = seen.op.name.startswith("F.") or "sub" in seen.op.name
     verb = "compared with the targets of" if compares else "combined with what belongs to"
     return violated(
@@ -186,8 +181,39 @@ def broadcast(subject: Subject, seen: Broadcast, evidence: LossEvidence) -> Find
         observed=f"{seen.op.name}: {list(seen.output)} against {list(seen.target)} gives {list(seen.result)}",
         cause=f"every sample is {verb} all samples",
         because="both were broadcast: neither has the shape of the result",
-        fix=f"make the shapes equal: {shapes}",
+        fix=_made_equal(seen, axis if ones == 1 else None),
     )
+
+
+def _made_equal(seen: Broadcast, axis: int | None) -> str:
+    """Return how two shapes are made equal, in the words of the line that combines them where it names both.
+
+    Args:
+        seen: The shapes.
+        axis: The one dimension of size 1 that one has more than the other; None where there are several.
+    """
+    words, named = _operands(seen)
+    line, shapes = on_line(seen.op.location), [seen.output, seen.target]
+    if len(seen.output) <= len(seen.target):
+        words.reverse()
+        shapes.reverse()
+    long, short = words
+    if axis is None:
+        shape = [size for size in shapes[0] if size > 1]
+        how = f"write {long}.flatten() for {long}{line}" if named else f"flatten {long}"
+        return f"{how}, so that it has the shape {shape} of {short}"
+    if named:
+        return f"write {long}.squeeze({axis}) for {long}{line}, or {short}.unsqueeze({axis}) for {short}"
+    return f"make the shapes equal: squeeze({axis}) on {long}, or unsqueeze({axis}) on {short}"
+
+
+def _operands(seen: Broadcast) -> tuple[list[str], bool]:
+    """Return what stands for output and target: the code of the line that combines them, else words; and which it is."""
+    other = seen.other == "output"
+    texts = edits.operand_texts(seen.op.location, seen.op.name)
+    if texts is None or max(seen.order) > 1 or other:
+        return ["the output", "the other output" if other else f"the {seen.other}"], False
+    return [texts[at] for at in seen.order], True
 
 
 def stretched(
@@ -204,6 +230,7 @@ def stretched(
     place = seen.op.location or _producer_line(evidence) or subject.contract.location
     outputs, targets = math.prod(seen.output), math.prod(seen.target)
     each = targets // outputs if several else 0
+    words, _ = _operands(seen)
     return (violated if several else suspicious)(
         "loss-stretched",
         f"output {list(seen.output)} and target {list(seen.target)} have different shapes in {seen.op.name}",
@@ -216,7 +243,7 @@ def stretched(
         because=f"{outputs} outputs are compared with {targets} targets",
         fix="make the shapes equal: reduce what makes the target over the other dimension, or give an output for each"
         if several
-        else "write target.expand_as(output), or output.expand_as(target), if this is intended",
+        else f"use expand_as where {words[0]} and {words[1]} meet, if this is intended",
     )
 
 

@@ -127,7 +127,8 @@ class LossCall:
 class Broadcast:
     """An operation that stretched an output and a target, or (``other``) two outputs, against each other.
 
-    ``several``: one of torch's losses compares each output with several values of a target, which differ.
+    ``several``: one of torch's losses compares each output with several values of a target, which differ;
+    ``order``: where output and target stand among the operands.
     """
 
     op: Op
@@ -136,6 +137,7 @@ class Broadcast:
     result: tuple[int, ...]
     other: str = "target"
     several: bool = False
+    order: tuple[int, int] = (0, 1)
 
 
 _CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "clip"})
@@ -334,9 +336,11 @@ class LossWatch(Watch):
             for word in ("mse", "l1", "huber", "binary", "kl_div", "margin", "poisson", "gaussian")
         ):
             return
-        self.broadcasts.append(
-            Broadcast(op=self.op(name), output=tuple(a.shape), target=tuple(b.shape), result=joint)
+        op, shapes = self.op(name), (tuple(a.shape), tuple(b.shape))
+        pair = Broadcast(
+            op=op, output=shapes[0], target=shapes[1], result=joint, order=(first, second)
         )
+        self.broadcasts.append(pair)
 
     def _doubled(self, name: str, inputs: list[Tensor], result: Tensor) -> None:
         """Note a result whose samples stand along two dimensions, with dimensions of size 1 left between them.
@@ -350,9 +354,8 @@ class LossWatch(Watch):
         if len(a) == len(b) == shape[at] and a.shape[at] == 1:
             output, other, joint = map(tuple, (b.shape, a.shape, result.shape))
             op = self.op(name)
-            self.broadcasts.append(
-                Broadcast(op=op, output=output, target=other, result=joint, other="output")
-            )
+            pair = Broadcast(op=op, output=output, target=other, result=joint, other="output")
+            self.broadcasts.append(pair)
 
     def _kind(self, tensor: Tensor) -> str:
         return self._taint.get(tensor) or ""
