@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from typing import TYPE_CHECKING
@@ -132,9 +133,18 @@ def hot_start(subject: Subject, used: Consumed, uniform: float, gain: float) -> 
         f"{float(weight.detach().float().square().mean().sqrt()):.3g} "
         f"at fan-in {weight[0].numel()}"
         + (", and it is the weight of an nn.Embedding too" if tied else ""),
-        fix=f"initialise it smaller, e.g. nn.init.normal_({submodule(subject.model, used.weight)}, std=0.02)"
+        fix=f"initialise it smaller, e.g. nn.init.normal_({_written(subject, used.weight, place)}, std=0.02)"
         + ("" if tied else ", unless this is intended"),
     )
+
+
+def _written(subject: Subject, name: str, place: Location | None) -> str:
+    """Return a parameter as a line writes it, or by way of the model where that is ``self`` there; else an ellipsis."""
+    if place is not None and (given := re.search(r"init\.\w+_\(\s*([^,()]+)", place.text)):
+        return given[1].strip()
+    classes = [] if place is None else sources.around(place.file, place.line, ast.ClassDef)
+    here = {c.__name__ for c in type(subject.model).__mro__} & {c.name for c in classes[-1:]}
+    return submodule(subject.model, name) if here else "..."
 
 
 def _is_table(subject: Subject, name: str) -> bool:
@@ -182,6 +192,10 @@ def _writing_line(subject: Subject, qualified: str) -> Location | None:
     general = rf"init\.\w+_\(\s*(?!self\b)\w+\.{leaf}\b|\b(?!self\b)\w+\.{leaf}{writes}"
     lines = [place for cls in own for place in sources.matches(cls, general)]
     lines = lines or [place for cls in own[:1] for place in sources.beside(cls, general)]
+    made = subject.contract.model
+    if not lines and callable(made) and not isinstance(made, torch.nn.Module):
+        code = re.escape(submodule(subject.model, qualified, "@")).replace("@", r"\b\w+")
+        lines = sources.matches(made, rf"init\.\w+_\(\s*{code}\b|{code}{writes}")  # in the factory
     if not lines:
         return sources.of_parameter(subject.model, qualified)
     near = [place for place in lines if sources.line_above(place, rf"\b{holder}\b", most=5)]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
-from pytest_torchcheck import Contract, Finding
+from pytest_torchcheck import Contract, Finding, Labels
 
 SIZE, WIDTH = 12, 3
 
@@ -221,3 +221,45 @@ def test_what_a_clamp_or_a_squashing_function_makes_is_not_blamed() -> None:
 )
 def test_losses_that_are_meant_are_not_blamed(model: nn.Module, targets: Any, loss: Any) -> None:
     assert judged(model, targets, loss).status == "passed"
+
+
+def by_factory():
+    built = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    nn.init.normal_(built[2].weight, std=4.0)  # the line
+    return built
+
+
+def by_list():
+    built = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    for one in built.parameters():
+        one.data.mul_(20)
+    return built
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(16, 3)
+        with torch.no_grad():
+            self.out.weight.mul_(40)  # the line
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 16), Head()
+
+    def forward(self, x):
+        return self.head.out(torch.relu(self.layer(x)))
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "at"),
+    [(by_factory, "built[2].weight", True), (by_list, "...", False), (Body, "...", True)],
+)
+def test_a_weight_is_named_as_its_line_can_name_it(model, code, at):
+    made = Contract(model=model, inputs="B 6", targets=Labels("B", classes=3), loss=F.cross_entropy)
+    (found,) = made.check(["loss-at-start"]).findings
+    assert found.code == "loss-at-start", str(found)
+    assert f"nn.init.normal_({code}, std=0.02)" in found.fix
+    assert ("# the line" in found.location.text) is at
