@@ -16,6 +16,27 @@ def names_text(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def exact_globs(names: Iterable[str], every: Iterable[str], most: int = 6) -> str:
+    """Return, as arguments of a promise, names and patterns ``part.*`` that match these names and no others.
+
+    Args:
+        names: Qualified names, all of ``every``.
+        every: All that a promise may match.
+        most: How many arguments are written out; what comes after them is an ellipsis.
+    """
+    names = list(names)
+    others = set(every) - set(names)
+    found: dict[str, None] = {}
+    for name in names:
+        parts = name.split(".")
+        owners = [".".join(parts[:depth]) + "." for depth in range(1, len(parts))]
+        whole = (o for o in owners if not any(other.startswith(o) for other in others))
+        owner = next((o for o in whole if sum(n.startswith(o) for n in names) > 1), None)
+        found[name if owner is None else f"{owner}*"] = None
+    written = [*map(repr, list(found)[:most]), *(["..."] if len(found) > most else [])]
+    return ", ".join(written)
+
+
 def have(names: list[str], verb: str = "gets") -> str:
     """Return the verb for one name or several."""
     return verb if len(names) == 1 else verb.removesuffix("s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from pytest_torchcheck import Contract, promises
 from pytest_torchcheck.findings import Location
 from pytest_torchcheck.sources import edits
+from pytest_torchcheck.text.wording import exact_globs
 
 G = torch.Generator().manual_seed(0)
 
@@ -141,3 +143,34 @@ def test_sizes_are_written_as_the_line_writes_them():
     (finding,) = contract.check(["causality"]).findings
     assert finding.code == "future-leak"
     assert ".view(size, length, 3, width // 3).transpose(1, 2)" in finding.fix
+
+
+class Spare(nn.Module):
+    """Has parts that no forward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.spare = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.rest = nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4)])
+        self.alone = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return self.head(self.rest[0](torch.relu(self.body(x))))
+
+
+def test_a_promise_that_a_fix_proposes_covers_the_finding_and_no_more():
+    fields = {"inputs": "B 4", "targets": "B 3", "loss": F.mse_loss}
+    report = Contract(model=Spare, **fields).check(["gradients-exist"])
+    globs = [re.search(r"MayLackGradient\((.*), reason=", found.fix)[1] for found in report.failing]
+    assert set(", ".join(globs).split(", ")) == {"'spare.*'", "'rest.1.*'", "'alone'"}
+    made = [eval(f"promises.MayLackGradient({each}, reason='spare')") for each in globs]
+    assert Contract(model=Spare, **fields, promises=made).check(["gradients-exist"]).ok
+
+
+def test_globs_are_written_out_as_far_as_they_are_few():
+    every = [f"part{i}.{leaf}" for i in range(9) for leaf in ("weight", "bias")]
+    assert exact_globs(["part1.weight"], every) == "'part1.weight'"
+    assert exact_globs(["part1.weight", "part2.bias"], every) == "'part1.weight', 'part2.bias'"
+    assert exact_globs(every[:2], every) == "'part0.*'"
+    assert exact_globs(every, every, most=2) == "'part0.*', 'part1.*', ..."

@@ -11,7 +11,7 @@ from ...explanation import parameter
 from ...findings import Culprit, Finding, Location
 from ...probes.gradient.provenance import find_cut
 from ...runs.again import forward_and_loss
-from ...text.wording import have, names_text
+from ...text.wording import exact_globs, have, names_text
 from ...verdicts import suspicious, violated
 from ..loss.consumed import loss_line
 from . import unused_results as unused
@@ -75,7 +75,8 @@ def _missing(
     kind = kind_at(kind, location)
     cause = _cause_of(kind, op)
     fix = fix_of(kind, location, default="connect it to the loss")
-    fix = fix.format(names=repr(names[0]))
+    named = exact_globs(names, subject.named_parameters())
+    fix = fix.format(names=named)
     if cut is not None and cut.losing:
         outer = cut.losing[0].line
         cause += f"; line {outer} calls it and uses the result for the loss"
@@ -90,7 +91,7 @@ def _missing(
         culprits += used
     if kind == "never-used":
         cause, fix, location = _unread(subject, names[0], reading, (cause, fix, location), culprits)
-        fix += f", or declare MayLackGradient({names[0]!r}, reason=...)"
+        fix += f", or declare MayLackGradient({named}, reason=...)"
     # the last bias of an energy has no influence on its derivative: correct models have it, and
     # a codebook behind a straight-through estimator may be trained by hand
     doubtful = kind == "differentiated" or (
@@ -249,7 +250,7 @@ def not_given(subject: Subject, omitted: dict[str, Omitted], total: int) -> Iter
             f"{forward} receives {argument}, and it was left at its default",
             because=f"in a run with a value for {argument}, "
             + (f"line {found.line.line} reads {names[0]}" if found.line else f"{names[0]} is read"),
-            fix=f"{given}declare MayLackGradient({names[0]!r}, reason=...)",
+            fix=f"{given}declare MayLackGradient({exact_globs(names, subject.named_parameters())}, reason=...)",
             evidence={"kind": "not-given", "argument": argument, "parameters": list(names)},
         )
 
