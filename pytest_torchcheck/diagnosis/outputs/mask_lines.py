@@ -77,10 +77,7 @@ def leaking_line(
             fact = f"{place.fact}; it read the result of {operand.name}"
             reading = Culprit("call", found.op.name, "reads it", found.op.location)
             settings += (*_given_masks(base, operand), *([reading] if reading.location else []))
-            cause, fix = _either(found.op.name, operand.name)
             return Place(
-                cause=cause,
-                fix=fix,
                 op=operand.name,
                 location=operand.location,
                 module=operand.module or place.module,
@@ -248,20 +245,6 @@ def _is_corner(values: torch.Tensor, buffer: torch.Tensor) -> bool:
     )
 
 
-def _either(op: str, prepared: str) -> tuple[str, str]:
-    """Return cause and edit where a mask before a softmax or the softmax itself may be wrong: both fit what was seen."""
-    if "softmax" not in op or "masked_fill" not in prepared:
-        return "", ""
-    cause = (
-        f"{op} reads positions that must be masked: {prepared} leaves them visible, or the "
-        "softmax runs over a dimension other than the masked one"
-    )
-    return (
-        cause,
-        "compare the dim of the softmax with the dimension of the keys, and the mask with a lower triangle",
-    )
-
-
 _SHAPERS = (
     "pad",
     "roll",
@@ -319,6 +302,19 @@ def _unhidden(found: Hiding, number: Location | None) -> tuple[str, str, str]:
             f"{name}{line} masks the positions to be kept, and none of the others",
             weighs,
             f"invert the mask of {name}{line}: it must be True at the positions to hide",
+        )
+    first, second = found.numbers
+    if found.kind == "partly":
+        return (
+            f"{name}{line} masks a part of the positions to be hidden, and leaves the others",
+            f"{first} of {second} entries of a sample that must be hidden are left, with {share} of the weight",
+            f"let the mask of {name}{line} hide every position that must not be read",
+        )
+    if found.kind == "across":
+        return (
+            f"{name}{line} masks along dimension {first}, and the softmax runs over dimension {second}",
+            f"along dimension {first} all positions to be hidden are masked; along {second} they get {share} of the weight",
+            f"take the softmax over dim={first}, or transpose the mask of {name}{line}",
         )
     return (
         f"{name}{line} is applied after the softmax, which has normalised over the masked positions",

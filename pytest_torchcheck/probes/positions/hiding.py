@@ -32,22 +32,26 @@ class Hiding:
     Attributes:
         kind: ``weak`` where what it fills in leaves weight at the hidden positions; ``opposite``
             where it hides the others instead; ``late`` where it comes after the softmax, which has
-            normalised over them already.
+            normalised over them already; ``partly`` where it hides a part of them; ``across`` where it
+            hides them along another dimension than that of the softmax.
         op: The operation that applies it.
         mask: The operation that made the mask, where one did.
         value: The number that it fills in, adds or multiplies by.
         low: Lowest of the scores that it leaves.
         high: Highest of them.
         weight: Largest share of a softmax's weight that hidden positions get.
+        numbers: Of ``partly``, how many entries of a sample it leaves, and of how many; of ``across``, along
+            which dimension it hides, and which is that of the softmax.
     """
 
-    kind: Literal["weak", "opposite", "late"]
+    kind: Literal["weak", "opposite", "late", "partly", "across"]
     op: Op
     mask: Op | None
     value: float
     low: float
     high: float
     weight: float
+    numbers: tuple[int, int] = (0, 0)
 
 
 def find_hiding(
@@ -202,20 +206,27 @@ def _judged(
     left = left[left.isfinite()]
     if not left.numel():
         return None
-    kind: Literal["weak", "opposite"]
+    kind: Literal["weak", "opposite", "partly", "across"] = "weak"
+    weight, numbers = float((weights * (region & ~where)).sum(dim).max()), (0, 0)
+    queries = [d for d in range(where.ndim) if d != dim and where.shape[d] == where.shape[dim]]
     if bool(where[region].all()):
         weight = float((weights * region).sum(dim).max())
-        kind = "weak"
-        if weight <= _NEGLIGIBLE:
-            return None
     elif not bool(where[region].any()):
         others = ~columns & live
-        weight = float((weights * region).sum(dim).max())
         emptied = float((weights * (where & others)).sum(dim).max())
         kind = "opposite"
         if float(where[others].double().mean()) < _MOST or emptied > _SEEN:
-            return None
+            turned = [d for d in queries if bool(where[(columns & rows).transpose(dim, d)].all())]
+            if len(turned) != 1:
+                return None
+            kind, numbers = "across", (turned[0] - where.ndim, dim - where.ndim)
+    elif len(queries) == 1 and bool((where != where.narrow(queries[0], 0, 1)).any()):
+        kind = "partly"
+        one = tuple(slice(None) if d in (dim, *queries) else 0 for d in range(where.ndim))
+        numbers = int((region & ~where)[one].sum()), int(region[one].sum())
     else:
+        return None
+    if weight <= _NEGLIGIBLE:
         return None
     maker = trace.makers.get(place)
     return Hiding(
@@ -226,6 +237,7 @@ def _judged(
         low=float(left.min()),
         high=float(left.max()),
         weight=weight,
+        numbers=numbers,
     )
 
 

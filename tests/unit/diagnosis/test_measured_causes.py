@@ -133,28 +133,36 @@ def test_a_table_that_holds_what_is_needed_is_not_too_short():
 
 
 class Attention(nn.Module):
-    """Scores over keys, hidden by a mask that is right; the softmax may run over the queries."""
+    """Scores over keys, hidden by a mask that may begin too late; the softmax may run over the queries."""
 
-    def __init__(self, dim):
+    def __init__(self, dim, first):
         super().__init__()
-        self.q, self.k, self.dim = nn.Linear(6, 6), nn.Linear(6, 6), dim
+        self.q, self.k, self.dim, self.first = nn.Linear(6, 6), nn.Linear(6, 6), dim, first
 
     def forward(self, x):
         scores = self.q(x) @ self.k(x).mT
-        late = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        return scores.masked_fill(late, -torch.inf).softmax(self.dim) @ x
+        late = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        return scores.masked_fill(late.triu(self.first), -torch.inf).softmax(self.dim) @ x
 
 
-def test_a_softmax_over_the_queries_is_among_the_causes():
+@pytest.mark.parametrize(
+    ("dim", "first", "cause", "because"),
+    [
+        (1, 1, "masks along dimension -1, and the softmax runs over dimension -2",
+         "along dimension -1 all positions to be hidden are masked; along -2 they get"),
+        (2, 3, "masks a part of the positions to be hidden", "2 of 4 entries of a sample that must"),
+        (2, 1, "", ""),
+    ],
+)  # fmt: skip
+def test_what_a_mask_leaves_is_measured(dim, first, cause, because):
     x = torch.randn(2, 5, 6, generator=G)
-    wrong, right = (
-        Contract(
-            model=lambda d=dim: Attention(d), batch=((x,), None), promises=(promises.Causal(),)
-        )
-        for dim in (1, 2)
+    made = Contract(
+        model=lambda: Attention(dim, first), batch=((x,), None), promises=(promises.Causal(),)
     )
-    (finding,) = wrong.check(["causality"]).findings
-    assert finding.code == "future-leak"
-    assert "softmax runs over a dimension other than the masked one" in finding.cause
-    assert "dim of the softmax" in finding.fix
-    assert right.check(["causality"]).findings[0].status == "passed"
+    (finding,) = made.check(["causality"]).findings
+    assert finding.status == ("violated" if cause else "passed")
+    assert cause in finding.cause
+    assert because in finding.because
+    assert " or " not in finding.cause
+    if cause:
+        assert "masked_fill" in finding.location.text
