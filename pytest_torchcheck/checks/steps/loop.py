@@ -15,7 +15,7 @@ from ...loop.traces.copied_onto_itself import copying_findings
 from ...loop.traces.modes import mode_findings
 from ...loop.traces.opposed_losses import opposed_findings, two_point_findings
 from ...loop.traces.protocol import protocol_findings
-from ...loop.traces.rate_relations import meant_rates, moving_groups
+from ...loop.traces.rate_relations import meant_rates, moving_groups, of_groups
 from ...loop.traces.rates import (
     first_rates,
     idle_schedulers,
@@ -296,9 +296,10 @@ def schedule(subject: Subject) -> Iterator[Finding]:
         elif len(set(meant_rates(lr, len(rates)))) == 1 and len(rates) > 1 and callable(lr):
             yield inconclusive(f"the schedule is constant over the first {len(rates)} steps")
         else:
+            groups, others = of_groups(trace, meant_rates(lr, len(rates)))
             yield passed(
-                f"{len(rates)} steps used the declared learning rates, {rates[0]:g} to "
-                f"{rates[-1]:g}"
+                f"{len(rates)} steps{groups} used the declared learning rates, {rates[0]:g} to "
+                f"{rates[-1]:g}{others}"
             )
 
 

@@ -37,6 +37,32 @@ def moving_groups(trace: Trace) -> list[tuple[int, float, float]]:
     ]
 
 
+def of_groups(trace: Trace, meant: Sequence[float]) -> tuple[str, str]:
+    """Return which groups of the first optimizer that steps have the rates that are meant, and what the others have.
+
+    Both are empty where there is one group.
+    """
+    steps = trace.optimizer_steps()
+    rates = [e.rates for e in steps if e.owner == steps[0].owner and e.rates][: len(meant)]
+    count = min((len(each) for each in rates), default=0)
+    scale = max((abs(rate) for rate in meant), default=1.0)
+    same: list[str] = []
+    others: list[str] = []
+    for group in range(count if count > 1 else 0):
+        own = [each[group] for each in rates]
+        if all(close(a, b, scale) for a, b in zip(own, meant, strict=True)):
+            same.append(str(group))
+        elif len({f"{rate:.12g}" for rate in own}) == 1:
+            others.append(f"group {group} keeps {own[0]:g}")
+        else:
+            others.append(f"group {group} goes from {own[0]:g} to {own[-1]:g}")
+    if not others:
+        return (f" of all {count} groups" if same else ""), ""
+    noun = "group" if len(same) == 1 else "groups"
+    rest = [f"{len(others) - 3} more have other rates"] if len(others) > 3 else []
+    return f" of {noun} {', '.join(same)}", "; " + ", ".join([*others[:3], *rest])
+
+
 def meant_rates(lr: Callable[[int], float] | Sequence[float], count: int) -> list[float]:
     """Return the rates that are meant for the first steps."""
     if callable(lr):

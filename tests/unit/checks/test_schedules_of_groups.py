@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -152,3 +153,32 @@ def test_of_schedulers_in_turn_the_one_whose_turn_it_is_is_named() -> None:
 
 def test_schedulers_in_turn_that_give_the_declared_rates() -> None:
     assert scheduled(period=20) == []
+
+
+def sets_rates(model: Pair, made: Any, inputs: Any, targets: Any) -> torch.Tensor:
+    for group in made.param_groups:
+        group["lr"] = 1e-3 * 0.5**made.taken * group.get("scale", 1.0) or 0.02
+    made.taken += 1
+    return descend(model, inputs, targets, made)
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ({}, r"^\d+ steps of all 2 groups used the declared learning rates, 0\.001 to [\de.-]+$"),
+        (
+            {"scale": 10.0},
+            r"^\d+ steps of group 0 used the .*; group 1 goes from 0\.01 to [\de.-]+$",
+        ),
+        ({"scale": 0.0}, r"^\d+ steps of group 0 used the .*; group 1 keeps 0\.02$"),
+    ],
+)
+def test_a_schedule_that_passes_says_which_groups_follow_it(own: Any, says: str) -> None:
+    made = Contract(
+        model=Pair, batch=((X,), X), loss=F.mse_loss, train_step=sets_rates,
+        optimizer=lambda model: groups(model, lr=0.02, **own),
+        promises=(promises.Schedule(lambda step: 1e-3 * 0.5**step),),
+    )  # fmt: skip
+    (found,) = made.check(checks=["schedule"]).findings
+    assert found.status == "passed", str(found)
+    assert re.search(says, found.summary), found.summary
