@@ -360,6 +360,8 @@ def not_hidden(
         for one, detail in (other, (op, "reads it"))
         if one is not None and one.location not in (None, at)
     ]
+    if found.kind in ("partly", "across"):
+        settings += masks_of(trace, op, subject.model)
     return replace(
         place,
         op=name,
