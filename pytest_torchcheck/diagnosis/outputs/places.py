@@ -34,7 +34,7 @@ from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ...verdicts import violated
 from ..crashes.place import Place
-from ..lines.conditions import choosing_dimensions, dimensions_of_owner
+from ..lines.conditions import assigned_for, choosing_dimensions, dimensions_of_owner
 from .batch_first import built_for_time_first, exchanged, extended, reordered, sorted_alone
 from .eval_lines import (
     eval_run,
@@ -168,9 +168,11 @@ def told_by(
 def _led_astray(place: Place, index: Op) -> Place:
     """Return the operation that takes elements of other samples, with the line that made its index."""
     made = Culprit("call", index.name, "makes the index", index.location)
+    read = assigned_for(index.location) if index.location is not None else []
+    parts = [Culprit("call", name, "is part of the index", at) for name, at in read]
     return replace(
         place,
-        settings=(made, *place.settings),
+        settings=(made, *parts, *place.settings),
         cause=f"the index by which {place.ran} takes elements leads into other samples",
         fix=f"add the place where each sample begins to the index{on_line(index.location)}, or take elements "
         "per sample",

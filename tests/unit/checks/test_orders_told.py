@@ -211,6 +211,10 @@ def test_an_index_that_leads_into_another_sample(shifted):
     if found:
         assert "leads into other samples" in found[0].cause
         assert any(c.location and c.location.text.endswith("# counted") for c in found[0].culprits)
+        assert any(
+            c.name == "first" and c.location and "if self.shifted" in c.location.text
+            for c in found[0].culprits
+        )
 
 
 class LastWord(nn.Module):
