@@ -48,6 +48,9 @@ class Ledger:
             str, dict[str, str]
         ] = {}  # as JSON, of which pytest's report holds the same
         self.outcomes: dict[str, str] = {}
+        self.before: dict[
+            str, str
+        ] = {}  # of items whose teardown failed, what they came to before it
         self.bare: dict[str, None] = {}  # failed items that said nothing: their process died
         self.coverage: Coverage | None = None
         self.unwritten: dict[Path, str] = {}
@@ -78,9 +81,14 @@ class Ledger:
             self.records.pop(report.nodeid, None)
             self.bare.pop(report.nodeid, None)
             self.outcomes.pop(report.nodeid, None)
+            self.before.pop(report.nodeid, None)
         if record is not None:
             self.records.setdefault(report.nodeid, {})[str(report.when)] = record
         if report.nodeid in self.records and (report.when != "teardown" or report.failed):
+            if (
+                report.when != "call" and report.failed
+            ):  # for pytest an error, beside what the call came to
+                self.before[report.nodeid] = self.outcomes.get(report.nodeid, "")
             self.outcomes[report.nodeid] = report.outcome
 
     # -- what is made of it -----------------------------------------------------------------------
@@ -114,12 +122,17 @@ class Ledger:
     def _tally(self, node: str, records: Sequence[tuple[str, dict[str, Any]]]) -> Tally:
         ids = {nodeid: None for nodeid, _ in records}
         ids |= {one: None for one in self.bare if one.startswith(f"{node}::")}
-        outcomes = ["failed" if one in self.bare else self.outcomes.get(one, "") for one in ids]
+        outcomes = [
+            self.before.get(one, "failed" if one in self.bare else self.outcomes.get(one, ""))
+            for one in ids
+        ]
         ran = [record for _, record in records if record["ran"]]
         return Tally(
             passed=outcomes.count("passed"),
             failed=outcomes.count("failed"),
             skipped=outcomes.count("skipped"),
+            errors=sum(one in self.before for one in ids),
+            items=len(ids),
             whole=len(ran) == len(ids) == records[0][1]["of"],
             told=tuple(
                 Finding.from_dict(found)

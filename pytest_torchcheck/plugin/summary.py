@@ -24,6 +24,8 @@ class Tally:
 
     Attributes:
         passed, failed, skipped: How many of its items ended so.
+        errors: How many had an error in their setup or teardown; of the latter the call counts too, as in pytest.
+        items: How many there are.
         whole: Whether every check of the contract ran, none of them left out by a selection.
         told: Findings of failed items that are not violated, such as suspicions under strict.
     """
@@ -31,6 +33,8 @@ class Tally:
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    errors: int = 0
+    items: int = 0
     whole: bool = False
     told: tuple[Finding, ...] = ()
 
@@ -42,7 +46,11 @@ def standing(report: Report, tally: Tally | None) -> Literal[Verdict, "failed", 
     """
     if report.findings and all(finding.code == "unchanged" for finding in report.findings):
         return "unchanged"
-    if tally is not None and tally.failed and report.verdict in ("ok", "nothing checked"):
+    if (
+        tally is not None
+        and (tally.failed or tally.errors)
+        and report.verdict in ("ok", "nothing checked")
+    ):
         return "failed"
     return report.verdict
 
@@ -137,10 +145,11 @@ def _total(
     if tallies:
         made = {
             name: sum(getattr(tally, name) for tally in tallies.values())
-            for name in ("failed", "passed", "skipped")
+            for name in ("failed", "passed", "skipped", "errors")
         }
-        each = ", ".join(f"{number} {name}" for name, number in made.items() if number)
-        told = f"{_count(sum(made.values()), 'check')} ({each})"
+        words = {name: name for name in made} | {"errors": "error" + "s" * (made["errors"] != 1)}
+        each = ", ".join(f"{number} {words[name]}" for name, number in made.items() if number)
+        told = f"{_count(sum(tally.items for tally in tallies.values()), 'check')} ({each})"
     seconds = sum(report.seconds for _, report in reports)
     return f"{_count(len(reports), 'contract')}: {', '.join(parts)}; {told} in {seconds:.1f} s"
 

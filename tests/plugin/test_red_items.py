@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
 
@@ -150,3 +151,31 @@ def breaks(request):
             "2 contracts: 0 violated, * failed, * ok; 4 checks (*",
         ]
     )
+
+
+@pytest.mark.parametrize("when", ["setup", "teardown"])
+def test_errors_around_an_item_are_counted_as_pytest_counts_them(
+    pytester: pytest.Pytester, when: str
+) -> None:
+    pytester.makepyfile(test_open=OPEN)
+    pytester.makeconftest(
+        f"def pytest_runtest_{when}(item):\n    if 'backward' in item.name:\n        raise RuntimeError('mine')\n"
+    )
+    done = pytester.runpytest_inprocess(
+        "--torchcheck",
+        "--torchcheck-checks=backward,seeding",
+        "-k",
+        "sunny",
+        "-p",
+        "no:cacheprovider",
+    )
+    lines = [line for line in done.outlines if line.startswith("1 contract:")]
+    counted = {
+        kind: int(number)
+        for number, kind in re.findall(
+            r"(\d+) (passed|skipped|failed|error)", lines[-1].partition("(")[2]
+        )
+    }
+    outcomes = done.parseoutcomes()
+    assert counted.get("error") == outcomes.get("errors", outcomes.get("error"))
+    assert counted.get("passed") == outcomes.get("passed")
