@@ -54,6 +54,10 @@ def printable_data(value: Any) -> Any:
     return value
 
 
+UNREADABLE = "(its __str__ raises "
+"""Begins what stands for a message that an exception cannot make."""
+
+
 def message_of(error: BaseException) -> str:
     """Return the message of an exception, which may itself fail to make one.
 
@@ -63,7 +67,7 @@ def message_of(error: BaseException) -> str:
     try:
         return printable(str(error))
     except Exception as problem:  # a __str__ of the user's may raise anything
-        return f"(its __str__ raises {type(problem).__name__})"
+        return f"{UNREADABLE}{type(problem).__name__})"
 
 
 def shown(value: Any, most: int = 80) -> str:

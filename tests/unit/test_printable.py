@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from typing import Any
 
 import pytest
 import torch
@@ -114,3 +115,23 @@ def test_a_model_that_raises_is_told_in_plain_text(model: type[nn.Module]) -> No
     assert (finding.status, finding.code) == ("violated", "crash")
     assert bad_characters(render_report(report, verbosity=2)) == []
     report.to_json().encode()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(Mute, False), (ValueError, False), (OSError("full"), True)]
+)
+@pytest.mark.parametrize("plainly", [True, False])
+def test_a_message_that_is_not_there_is_not_pointed_to(
+    error: Any, told: bool, plainly: bool
+) -> None:
+    class Raising(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if plainly:
+                raise error
+            return (_ for _ in ()).throw(error)
+
+    (finding,) = (
+        Contract(model=lambda: Raising(3, 2), batch=torch.randn(2, 3)).check(["backward"]).findings
+    )
+    assert ("message" in finding.cause + finding.fix) is told, str(finding)
+    assert finding.because.startswith("the message is" if told else "it has no message")
