@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..objects.modes import sets_modes
 from ..state import is_lazy
-from .errors import UnmeasurableError
+from ..text.printable import message_of
+from .errors import SubjectError, UnmeasurableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from .errors import Phase
 
 
 class UnhashableError(TypeError):
@@ -22,11 +32,15 @@ class UnhashableError(TypeError):
         self.kind = kind
 
 
+_LISTS = ("modules", "named_modules", "children", "named_children", "buffers", "named_buffers")
+
+
 def require_hashable(model: nn.Module) -> None:
     """Check what ``parameters()``, ``modules()`` and every optimizer need: that modules can be in a set.
 
     Raises:
         UnhashableError: The class of a module has no usable ``__hash__``.
+        Exception: Whatever a class raises that lists its parts in a way of its own.
     """
     stack, seen, held = [model], set(), 0
     while stack:
@@ -38,6 +52,9 @@ def require_hashable(model: nn.Module) -> None:
             hash(module)
         except Exception as error:
             raise UnhashableError(type(module)) from error
+        for name in _LISTS:
+            if getattr(type(module), name) is not getattr(nn.Module, name):
+                next(iter(getattr(module, name)()), None)
         stack.extend(part for part in module._modules.values() if part is not None)
         held += sum(part is not None for part in module._parameters.values())
     _require_parameters(model, held)
@@ -96,6 +113,30 @@ def materialised(model: nn.Module) -> nn.Module:
     return model
 
 
+def refused_mode(
+    model: nn.Module,
+    phase: Callable[[Phase], AbstractContextManager[None]],
+    pristine: Callable[[], AbstractContextManager[nn.Module]],
+) -> str:
+    """Say how ``train()`` or ``eval()`` raises, with which every check sets the mode; empty where neither does.
+
+    Args:
+        model: Asked only where a class has a method of its own for it.
+        phase: Turns what is raised into a ``SubjectError``.
+        pristine: Puts the model back.
+    """
+    for method in ("train", "eval") if sets_modes(model) else ():
+        try:
+            with phase("build"), pristine():
+                getattr(model, method)()
+        except SubjectError as error:
+            return (
+                f"{method}() of the model raises {type(error.error).__name__}: "
+                f"{message_of(error.error)[:140]}; every check sets the mode by it"
+            )
+    return ""
+
+
 def wrapped_tensor(model: nn.Module) -> str | None:
     """Return the class of the first parameter or buffer that wraps other tensors, and its name; None without one."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -105,7 +146,11 @@ def wrapped_tensor(model: nn.Module) -> str | None:
 
 
 def cast_floats(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert a module's floating parameters and buffers to ``dtype``, and complex ones to its complex dtype, in place."""
+    """Convert a module's floating parameters and buffers to ``dtype``, and complex ones to its complex dtype, in place.
+
+    Raises:
+        UnmeasurableError: A class of the user's, or of a tensor, refuses it.
+    """
     complex_dtype = {
         torch.float64: torch.complex128,
         torch.float32: torch.complex64,
@@ -119,4 +164,8 @@ def cast_floats(model: nn.Module, dtype: torch.dtype) -> None:
             return tensor if complex_dtype is None else tensor.to(complex_dtype)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    model._apply(cast)
+    try:
+        model._apply(cast)
+    except Exception as error:  # in its own words
+        said = f"{type(error).__name__}: {message_of(error)[:140]}"
+        raise UnmeasurableError(f"the model cannot be cast to {dtype}: {said}") from error

@@ -18,10 +18,10 @@ from ..heard import Ear
 from ..interrupts import interrupts, kept_in
 from ..loop.closures import kept
 from ..objects import trees
-from ..objects.modes import give_modes, has_modes, own_trains
+from ..objects.modes import give_modes, has_modes, needs_modes
 from ..state import ModuleState, device_loss_told, is_lazy, isolated, settle
 from ..state.seeds import own_generators, seed_everything
-from .building import cast_floats, materialised, require_hashable, wrapped_tensor
+from .building import cast_floats, materialised, refused_mode, require_hashable, wrapped_tensor
 from .errors import Phase, SubjectError, UnmeasurableError
 from .rehearsal import Graphs, Rehearsal, opened
 
@@ -73,6 +73,7 @@ class PristineModel:
         self._materialising = False  # a batch is asked for to give lazy parameters their shapes
         self._touched = False  # parameters may have been changed since the state was taken
         self._forward_writes = False  # a forward alone changes parameters
+        self._modeless = ""  # why train() or eval() cannot be called
         self._looks = 0
         self._not_put_back: set[str] = set()
         self._placed: dict[Any, Batch] = {}  # the last that went to another device, as they were
@@ -98,7 +99,10 @@ class PristineModel:
         assert self._model is not None
         if self._misnamed is None:
             self._misnamed = ()
+            self._modeless = refused_mode(self._model, self.phase, self.pristine)
             self._misnamed = tuple(self._unknown_names(self._model))
+        if self._modeless:
+            raise UnmeasurableError(self._modeless)
         for error in self._misnamed:
             raise SubjectError("build", error)
         return self._model
@@ -193,7 +197,7 @@ class PristineModel:
         lazy = any(is_lazy(t) for t in (*model.parameters(), *model.buffers()))
         home = {t.device.type for t in (*model.parameters(), *model.buffers())}
         moves = self.dtype is not None or (home and home != {self.device.type})
-        if moves or lazy or own_trains(model):
+        if moves or lazy or needs_modes(model):
             give_modes(model)
             with isolated():
                 self.convert(model)

@@ -38,6 +38,29 @@ class Optional(Body):
         raise SystemExit("trains for an hour")
 
 
+class Loads(Body):
+    def train(self, data=None, epochs=3):
+        if data is None:
+            raise ValueError("no data")
+        return super().train()
+
+
+class Counts(Body):
+    def train(self, epochs=3):
+        super().train()
+        raise SystemExit(f"trains {epochs} epochs")
+
+
+class Named(Body):
+    def train(self, *, mode=True):
+        return super().train(mode)
+
+
+class Scores(Body):
+    def eval(self, data):
+        return [self(x) for x in data]
+
+
 class Freezes(Body):
     def train(self, flag):
         super().train(flag)
@@ -54,7 +77,7 @@ class Outer(nn.Module):
         return self.body(x)
 
 
-@pytest.mark.parametrize("cls", [Loop, Without, Optional])
+@pytest.mark.parametrize("cls", [Loop, Without, Optional, Loads, Counts, Named, Scores])
 def test_another_meaning_of_train_is_reported_once_and_hides_nothing(cls):
     for make in (cls, lambda: Outer(cls)):
         report = Contract(model=make, batch=((X,), Y), loss=F.cross_entropy).check(
@@ -91,3 +114,71 @@ def test_the_users_instance_is_put_back_and_its_own_train_still_runs():
 def test_a_train_that_takes_the_mode_is_left_alone():
     assert own_trains(Outer(Freezes)) == ()
     assert own_trains(Outer(Loop)) == ("body",)
+    assert own_trains(Outer(Scores)) == ("body",)
+
+
+def test_a_train_that_needs_the_mode_is_given_it():
+    def build():
+        model = Outer(Freezes)
+        with pytest.raises(TypeError):
+            model.body.train()
+        return model
+
+    report = Contract(model=build, batch=((X,), Y), loss=F.cross_entropy).check(
+        ["mode-flags", "backward", "gradients-exist", "eval-determinism"]
+    )
+    assert report.ok, str(report)
+    assert {f.status for f in report.findings} == {"passed"}, str(report)
+
+
+class Refuses(Body):
+    def train(self, mode=True):
+        if mode:
+            raise RuntimeError("prepare() comes first")
+        return super().train(mode)
+
+
+class Set(Body):
+    def __setattr__(self, name, value):
+        if name == "training" and "drop" in self._modules:
+            raise RuntimeError("prepare() comes first")
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("cls", [Refuses, Set])
+def test_a_train_that_raises_is_said_in_plain_words(cls):
+    for make in (cls, lambda: Outer(cls), cls()):
+        report = Contract(model=make, batch=((X,), Y), loss=F.cross_entropy).check()
+        assert not list(report.with_status("error")), str(report)
+        assert not list(report.with_status("violated")), str(report)
+        said = {f.summary for f in report.findings if f.code == "not-measurable"}
+        (text,) = said
+        assert text.startswith("train() of the model raises RuntimeError: prepare() comes first;")
+
+
+class Listless(Body):
+    def buffers(self, recurse=True):
+        raise RuntimeError("no list of buffers")
+
+
+class Childless(Body):
+    def children(self):
+        raise RuntimeError("no list of children")
+
+
+@pytest.mark.parametrize("cls", [Listless, Childless])
+def test_a_model_whose_parts_cannot_be_listed_is_told_once(cls):
+    report = Contract(model=lambda: Outer(cls), batch=((X,), Y), loss=F.cross_entropy).check()
+    assert [f.code for f in report.with_status("violated")] == ["crash"]
+    assert not list(report.with_status("error")), str(report)
+
+
+class Fixed(Body):
+    def _apply(self, fn, recurse=True):
+        raise RuntimeError("the weights are packed")
+
+
+def test_a_model_that_refuses_another_dtype_is_not_blamed():
+    report = Contract(model=Fixed, batch=((X,), Y), loss=F.cross_entropy).check()
+    assert report.ok, str(report)
+    assert any("cannot be cast to torch.float64" in f.summary for f in report.findings)

@@ -12,6 +12,7 @@ from ... import sources
 from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
+from ...objects.modes import takes_mode
 from ...probes.randomness import generators
 from ...state import seed_everything
 from ...text.wording import have, names_text
@@ -94,16 +95,25 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
 def train_overridden(subject: Subject, names: tuple[str, ...]) -> Finding:
     """Explain a class that uses the name ``train`` for something else, so that ``eval()`` does not work."""
     cls = type(subject.model.get_submodule(names[0]))
-    place = sources.of_object(cls.train)
+    name = "eval" if takes_mode(cls.train) else "train"
+    method, train = getattr(cls, name), name == "train"
+    place = sources.of_object(method)
     return suspicious(
         "train-overridden",
-        f"{cls.__name__}.train does not take a mode, so eval() and train() do not work",
+        f"{cls.__name__}.{name} {'does not take a mode' if train else 'needs arguments'}, "
+        "so eval() and train() do not work",
         culprits=[Culprit("module", n or "the model itself", location=place) for n in names],
-        observed=f"the signature is train{inspect.signature(cls.train)}",
-        cause="Module.eval() calls self.train(False), which this class uses for something else",
+        observed=f"the signature is {name}{inspect.signature(method)}",
+        cause="Module.eval() calls self.train(False), which this class uses for something else"
+        if train
+        else "this class uses eval for something else, and Module.eval() takes nothing",
         because="torch.nn.Module.train takes one argument, mode: bool = True; the checks set the "
-        "mode themselves",
-        fix="rename the method, for instance to fit",
+        "mode themselves"
+        if train
+        else "torch.nn.Module.eval takes no argument; the checks set the mode themselves",
+        fix="rename the method, for instance to fit"
+        if train
+        else "rename the method, for instance to evaluate",
     )
 
 
