@@ -57,8 +57,8 @@ class Contract:
         loss: ``loss(output, targets) -> scalar``, ``loss(output)`` where there are no targets, or
             ``"output"`` where the model returns its own.
         optimizer: ``(model) -> Optimizer``, the user's own.
-        train_step: ``(model, optimizer, inputs, targets) -> loss``, the user's own step; one that uses
-            the optimizer needs ``optimizer`` too.
+        train_step: ``(model, optimizer, inputs, targets) -> loss``, the user's own step, or a dict with
+            ``"loss"``; one that uses the optimizer needs ``optimizer`` too.
         trainer: A trainer that an adapter knows (of Lightning, of Hugging Face): its own loop is
             watched instead of a ``train_step``, and it may bring model, data, loss and optimizer
             with it.

@@ -20,7 +20,7 @@ from ..state import seed_everything
 from ..stepping import take_step
 from .errors import Again, LossKind, NothingToDifferentiate, Phase, SubjectError, UnmeasurableError
 from .gradients import Gradients, clear_gradients, gradient_stats
-from .losses import as_number, loss_on, own_loss, probe_loss
+from .losses import as_number, loss_on, own_loss, probe_loss, step_loss
 from .optimizers import default_optimizer, optimizers_of
 from .pristine import PristineModel
 
@@ -286,7 +286,7 @@ class Subject(PristineModel):
             apply: Takes the optimizer's step, given it and a closure, in the plain step only.
 
         Returns:
-            The loss: a detached scalar, or whatever the user's step returns.
+            The loss: a detached scalar, or what :func:`step_loss` reads of what the user's step returns.
 
         Raises:
             SubjectError: Any phase raised; its phase is ``step`` for the user's own step.
@@ -295,9 +295,7 @@ class Subject(PristineModel):
         if self.contract.train_step is not None:
             step = self.contract.train_step
             inputs: Any = batch.kwargs if batch.kwargs and not batch.args else batch.args
-            makes: list[
-                Any
-            ] = []  # anew, once, where what it kept of it is put back when this run ends
+            makes: list[Any] = []  # anew, once: what it kept of it is put back when this run ends
 
             def again() -> Any:
                 if not makes:
@@ -305,10 +303,7 @@ class Subject(PristineModel):
                 return step(model, makes[0], inputs, batch.targets)
 
             with self.phase("step", batch, again):
-                returned: torch.Tensor | float | None = step(
-                    model, optimizer, inputs, batch.targets
-                )
-            return returned
+                return step_loss(step(model, optimizer, inputs, batch.targets))
         for each in optimizers_of(optimizer):
             each.zero_grad(set_to_none=True)
         output, loss = (passes or self.passes)(model, batch)

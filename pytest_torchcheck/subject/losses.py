@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,3 +115,14 @@ def own_loss(output: Any) -> torch.Tensor:
         'loss="output" needs a model that returns a scalar tensor, a dict with "loss", an object with .loss, '
         f"or a tuple with a scalar; it returned {type(output).__name__}"
     )
+
+
+def step_loss(returned: Any) -> torch.Tensor | float | None:
+    """Return the loss that a training step returns: one number, ``returned["loss"]`` or ``returned.loss``; else None."""
+    if not isinstance(returned, torch.Tensor | Real):
+        named = isinstance(returned, Mapping)
+        returned = returned.get("loss") if named else attribute(returned, "loss")
+    if isinstance(returned, torch.Tensor):
+        return returned if returned.numel() == 1 else None
+    number = isinstance(returned, Real) and not isinstance(returned, bool)
+    return float(returned) if number else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -196,3 +199,50 @@ def test_what_comes_beside_the_optimizer_is_not_known_to_be_unsaved():
     (finding,) = stepping(step, made).check(["resume"]).findings
     assert finding.status == "inconclusive"
     assert "optimizer[1]" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        (lambda loss, kind: {"loss": loss.item(), "share": 0.5}, True),
+        (lambda loss, kind: SimpleNamespace(loss=loss, logits=kind), True),
+        (lambda loss, kind: np.float32(loss.item()), True),
+        (lambda loss, kind: {"share": 0.5}, False),
+        (lambda loss, kind: (loss.item(), 0.5), False),
+        (lambda loss, kind: {"loss": {"kind": loss.item()}}, False),
+        (lambda loss, kind: kind, False),
+        (lambda loss, kind: torch.empty(0), False),
+        (lambda loss, kind: True, False),
+    ],
+    ids=["dict", "object", "numpy", "other", "tuple", "nested", "outputs", "empty", "flag"],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_loss_is_read_from_what_a_step_returns_or_is_not_known(answer, read, sign):
+    def step(model, optimizer, inputs, targets):
+        kind, _ = model(*inputs)
+        loss = F.cross_entropy(kind, targets)
+        optimizer.zero_grad()
+        (sign * loss).backward()
+        optimizer.step()
+        return answer(loss, kind)
+
+    x = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(2))
+    for loss in (None, lambda output, target: F.cross_entropy(output[0], target)):
+        (found,) = (
+            Contract(
+                model=TwoHeads,
+                batch=((x,), torch.arange(SIZE) % 4),
+                loss=loss,
+                optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=0.05),
+                train_step=step,
+            )
+            .check(checks=["overfit"])
+            .findings
+        )
+        assert "nan" not in f"{found.summary} {found.observed}", str(found)
+        if loss is None and not read:
+            assert "returns no loss" in found.summary
+        elif sign > 0:
+            assert found.status == "passed", str(found)
+        elif read and loss is not None:
+            assert found.status == "violated", str(found)
