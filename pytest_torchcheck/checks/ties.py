@@ -265,11 +265,15 @@ def _loaded(model: nn.Module, saved: State, *, assign: bool = False) -> nn.Modul
 
 
 def _assigned(model: nn.Module, saved: State) -> nn.Module | None:
+    if wrapped_tensor(model) is not None:
+        return None  # what shards the parameters keeps the new ones when the old are put back
     return _loaded(model, saved, assign=True)
 
 
 def _materialised(model: nn.Module, saved: State) -> nn.Module | None:
     home = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if wrapped_tensor(model) is not None:
+        return None  # as above
     try:
         return model.to("meta").to_empty(device=home)
     except (RuntimeError, NotImplementedError):  # packed parameters cannot be moved

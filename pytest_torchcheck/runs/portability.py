@@ -17,6 +17,7 @@ from ..objects import trees
 from ..probes.holding.held_by_models import Holding, holdings
 from ..probes.placement import Placement, Pretend, stray_attribute
 from ..state import seed_everything
+from ..subject.building import wrapped_tensor
 from ..subject.errors import SubjectError
 from ..subject.losses import probe_loss
 from ..subject.remembered import remembered
@@ -127,7 +128,7 @@ Left = list[tuple[str, torch.Tensor, Holding]]
 def _left_behind(subject: Subject) -> tuple[Left, list[torch.Tensor]]:
     """Return the tensors that attributes hold and that ``model.to("meta")`` leaves on the CPU, and those it moves."""
     found = holdings(subject.model)
-    if not found:
+    if not found or wrapped_tensor(subject.model) is not None:  # whose move nothing puts back
         return [], []
     with subject.pristine() as model:
         try:
@@ -141,6 +142,8 @@ def _left_behind(subject: Subject) -> tuple[Left, list[torch.Tensor]]:
 
 
 def _on_meta(subject: Subject) -> MetaRun:
+    if (wrapping := wrapped_tensor(subject.model)) is not None:
+        return MetaRun(kind="unsupported", message=f"{wrapping} is not moved there and back")
     with subject.pristine() as model:
         try:
             model.to("meta")

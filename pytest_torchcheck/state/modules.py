@@ -92,6 +92,8 @@ class ModuleState:
         self._seen: set[int] = set()
         self._keep: list[Any] = []
         self._parameter_ids = {id(p) for p in module.parameters()}
+        for root in _sharded(module)[:1]:
+            root._get_fsdp_state()._lazy_init()  # the hooks that the first forward adds are part of it
         self._walk(module)
         self._outer = OuterState(module)
         if self._iterators:
@@ -321,11 +323,21 @@ class _ScriptState:
                     module._buffers[name] = then
 
 
-def _reshard(module: nn.Module) -> None:
-    """Let every part of a ``fully_shard``ed module hold its shards again: a forward leaves the last ones gathered."""
+def _sharded(module: nn.Module) -> list[Any]:
+    """Return the parts of a module that ``fully_shard`` has sharded, the root first."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not fsdp.FSDPModule.__subclasses__():  # sharding makes a class of its own
-        return
-    for part in module.modules():
-        if isinstance(part, fsdp.FSDPModule):
-            part.reshard()
+        return []
+    return [part for part in module.modules() if isinstance(part, fsdp.FSDPModule)]
+
+
+def _reshard(module: nn.Module) -> None:
+    """Let every part of a ``fully_shard``ed module hold its shards again.
+
+    A forward leaves the last ones gathered, and one that raised all that ran, and takes itself for running.
+    """
+    for part in _sharded(module):
+        state = part._get_fsdp_state()
+        if state._is_root and hasattr(state, "_reset_iter_state"):  # since torch 2.13
+            state._reset_iter_state()
+        part.reshard()
