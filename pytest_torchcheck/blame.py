@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from . import sources
-from .interrupts import UserCodeError
-from .objects import trees
 from .record.modes import UnobservableError
 from .text.printable import message_of
 
@@ -37,7 +35,7 @@ def raised_by_observer(error: BaseException) -> bool:
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for place in range(len(frames) - 1, -1, -1):
         frame, line = frames[place]
-        if _is_own(frame):
+        if is_own(frame):
             text = linecache.getline(frame.f_code.co_filename, line)
             return _HANDED_ON not in text and any(_is_called(f) for f, _ in frames[:place])
         if sources.rank(frame.f_code.co_filename):
@@ -86,7 +84,7 @@ def unsupported_on(error: BaseException, device: str) -> str | None:
         return None
     said = message_of(error).strip().partition("\n")[0]
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not frames or not _is_torchs(frames[-1]):
+    if not frames or not is_torchs(frames[-1]):
         return None
     if re.search(rf"\bnot (?:yet )?support.*\b{re.escape(device)}\b", said, re.IGNORECASE) is None:
         return None
@@ -109,37 +107,17 @@ def unwritable_parameter(error: BaseException, subjects: Iterable[Subject]) -> s
     return f"{names[0]} was created under torch.inference_mode, so that no step can update it"
 
 
-def refused_output(subjects: Iterable[Subject]) -> str | None:
-    """Say which output is of a class of tensors that refuses what every comparison asks of a tensor.
-
-    Args:
-        subjects: With one of them a check failed.
-    """
-    for subject in subjects:
-        try:
-            output = None if subject._model is None else subject.forward()
-        except UserCodeError:
-            continue
-        for path, tensor in trees.floats(output).items():
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-                continue
-            try:
-                trees.same(tensor, tensor.detach().clone())
-            except (TypeError, RuntimeError, AttributeError, ValueError) as error:
-                said = message_of(error).strip().partition("\n")[0][:100]
-                return f"{path} is a {type(tensor).__name__}, which cannot be compared: {said}"
-    return None
-
-
-def _is_own(frame: FrameType) -> bool:
+def is_own(frame: FrameType) -> bool:
+    """Say whether a frame runs code of this package."""
     return os.path.realpath(frame.f_code.co_filename).startswith(_HERE)
 
 
 def _is_called(frame: FrameType) -> bool:
     """Say whether a frame belongs to what the package runs: the user's code, or torch."""
     name = frame.f_code.co_filename
-    return not _is_own(frame) and (sources.rank(name) > 0 or _is_torchs(frame))
+    return not is_own(frame) and (sources.rank(name) > 0 or is_torchs(frame))
 
 
-def _is_torchs(frame: FrameType) -> bool:
+def is_torchs(frame: FrameType) -> bool:
+    """Say whether a frame runs code of torch."""
     return os.path.realpath(frame.f_code.co_filename).startswith(_TORCH)

@@ -11,6 +11,7 @@ import torch
 from .. import sources
 from ..codes import gradients as explain
 from ..objects import trees
+from ..objects.kinds import here
 from ..probes.gradient.structural_zeros import structural_zeros
 from ..runs.facts import forward_facts
 from ..runs.layers import parameter_rows
@@ -280,10 +281,9 @@ def _normalised_step(parameters: list[torch.nn.Parameter], relative: float = 1e-
         norm = torch.linalg.vector_norm(grad)
         if not torch.isfinite(norm) or norm == 0:
             continue
-        size = torch.linalg.vector_norm(parameter.detach()).clamp_min(
-            math.sqrt(parameter.numel()) * 1e-1
-        )
-        parameter.sub_((grad * (relative * size / norm)).to(parameter.dtype))
+        part = here(parameter)
+        size = torch.linalg.vector_norm(part.detach()).clamp_min(math.sqrt(part.numel()) * 1e-1)
+        part.sub_((grad * (relative * size / norm)).to(parameter.dtype))
 
 
 def gradients_finite(subject: Subject) -> Iterator[Finding]:

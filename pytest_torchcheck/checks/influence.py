@@ -9,6 +9,7 @@ import torch
 from .. import sources
 from ..codes import behaviour as explain
 from ..objects import trees
+from ..objects.kinds import here
 from ..probes.gradient.recompute_divergence import watch_checkpointing
 from ..runs.facts import forward_facts, outputs
 from ..runs.looks import REDRAWS
@@ -121,7 +122,7 @@ def _outputs_awake(
     with subject.pristine(steps=True) as model, torch.no_grad():
         model.train(train)
         generator = torch.Generator().manual_seed(subject.seed)
-        for parameter in model.parameters():
+        for parameter in map(here, model.parameters()):
             if parameter.is_floating_point() and parameter.device.type != "meta":
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter)
                 scale = 0.1 * float(parameter.detach().std(correction=0))

@@ -86,7 +86,7 @@ def initialisation(subject: Subject) -> Iterator[Finding]:
     training writes to, and the first reads nothing that the last one holds.
     """
     subject.require_values()
-    parameters = subject.named_parameters()
+    parameters = {n: p for n, p in subject.named_parameters().items() if not p.is_meta}
     if not parameters:
         yield not_applicable("the model has no parameters")
         return

@@ -352,7 +352,7 @@ def _permute(
             wanted = tensor
             if output_dim is not None:
                 wanted = tensor.index_select(output_dim, order.to(tensor.device))
-            gap = trees.apart(other.get(path, wanted.new_full(wanted.shape, float("nan"))), wanted)
+            gap = trees.apart(other[path], wanted) if path in other else float("inf")
             if beyond_rounding(subject, batch, gap, bound):
                 if draws_in_eval(subject):
                     return _random("another order gives entries")

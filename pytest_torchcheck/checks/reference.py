@@ -16,11 +16,13 @@ from ..batches.batch import split_inputs
 from ..change.running import Way, batch_for, prepared
 from ..codes import behaviour as explain
 from ..objects import trees
+from ..objects.kinds import shape_of
 from ..probes.recorded.bisection import apart, first_parting, module_calls, paired
 from ..probes.recorded.divergence import record
 from ..probes.recorded.operations import narrow
 from ..state import isolated, seed_everything
 from ..storage.stored import StoredError, read_state, read_tree
+from ..subject.building import wrapped_tensor
 from ..subject.errors import SubjectError
 from ..text.printable import message_of
 from ..verdicts import inconclusive, passed
@@ -56,6 +58,8 @@ def _compare(subject: Subject, promise: promises.Matches) -> Finding:
             f"the reference is not a module: its factory returned {type(other).__name__}",
             code="no-reference",
         )
+    if (wrapping := wrapped_tensor(subject.model)) is not None:
+        return inconclusive(f"{wrapping} is not loaded into the reference", code="no-reference")
     state = {name: value.detach().clone() for name, value in subject.model.state_dict().items()}
     state = state if promise.rename is None else promise.rename(state)
     unlike = explain.unlike(subject, state, dict(other.state_dict()))
@@ -157,8 +161,8 @@ def _checked(subject: Subject, promise: promises.Loads) -> Finding:
             subject, promise, math.inf, 0.0, (list(wanted), list(own))
         )
     for path, then in wanted.items():
-        if then.shape != own[path].shape:
-            shapes = (list(then.shape), list(own[path].shape))
+        shapes = (list(shape_of(then)), list(shape_of(own[path])))
+        if shapes[0] != shapes[1]:
             return explain.old_checkpoint_differs(subject, promise, math.inf, 0.0, shapes)
     if not wanted:
         return inconclusive(f"the output of {promise.shown} holds no tensor", code="no-output")

@@ -16,21 +16,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..objects.peek import closed_over
 from ..text.printable import shown
+from .kinds import COMPARED_AS, here
 from .peek import PLAIN, attribute, attributes, slots
 
 _DEPTH = 8
 _MOST = 10_000
-
-
-_COMPARED_AS = {
-    **{d: torch.float32 for n in dir(torch) if isinstance(d := getattr(torch, n), torch.dtype)
-       and d.is_floating_point and d.itemsize == 1 and not n.endswith("x2")},
-    torch.complex32: torch.complex64,
-    torch.uint16: torch.int64,
-    torch.uint32: torch.int64,
-    torch.uint64: torch.float64,
-}  # fmt: skip
-"""Dtypes that are stored and not computed with, and one that holds their values."""
 
 
 def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
@@ -241,8 +231,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     wider dtype.
     """
     tensor = tensor.detach()
-    if type(tensor) is not torch.Tensor and (local := attribute(tensor, "to_local")) is not None:
-        tensor = local()
+    tensor = here(tensor)
     if tensor.is_nested:
         parts = tensor.unbind()
         return torch.cat([p.reshape(-1) for p in parts]) if parts else torch.zeros(0)
@@ -251,7 +240,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if (wide := _COMPARED_AS.get(tensor.dtype)) is None else tensor.to(wide)
+    return tensor if (wide := COMPARED_AS.get(tensor.dtype)) is None else tensor.to(wide)
 
 
 def address(tensor: torch.Tensor) -> int | None:
@@ -291,7 +280,7 @@ def computable(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout == torch.strided
         and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized or tensor.is_inference())
-        and tensor.dtype not in _COMPARED_AS
+        and tensor.dtype not in COMPARED_AS
         and not is_traceable_wrapper_subclass(tensor)
         and not is_freed(tensor)
     )
@@ -308,6 +297,8 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.device != b.device or a.device.type == "meta":
         return a.device == b.device
     a, b = dense(a), dense(b)
+    if a.shape != b.shape:  # a part of one that is distributed, and the whole of one that is not
+        return False
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 

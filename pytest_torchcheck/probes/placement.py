@@ -159,8 +159,13 @@ class Pretend(Watch):
             return func(*args, **kwargs)
         if func is Tensor.backward or name == "_set_grad_enabled":
             return super().around(func, types, args, kwargs)
-        caller = sys._getframe(2).f_code.co_filename  # above the mode
+        above = sys._getframe(2).f_code  # above the mode
+        caller = above.co_filename
         if name in _WHERE and full.startswith("Tensor."):
+            if (
+                above.co_name == "__new__"
+            ):  # of a tensor's class: one that is made for a GPU that is
+                return func(*args, **kwargs)  # not there ends the process
             return self._where(func, name, args, kwargs, caller)
         self.found.ops += 1
         given = list(tensors_in((args, kwargs)))

@@ -13,7 +13,6 @@ from ..adapters import LoopUnavailableError
 from ..blame import (
     compiled_by_itself,
     raised_by_observer,
-    refused_output,
     unsupported_on,
     unwritable_parameter,
 )
@@ -328,9 +327,12 @@ class Runner:
         return tuple(found)
 
     def _failed(self, case: Case, error: BaseException, found: list[Finding]) -> Finding:
-        """Return what an error of a check is: a defect of this package, unless no check can read what a model returns."""
-        if refused := refused_output(self._subjects.values()):
-            return verdicts.inconclusive(refused, code=undecided.NOT_MEASURABLE)
+        """Return what an error of a check is: a defect of this package, unless an operation lacks for a tensor of the user's."""
+        with contextlib.suppress(Exception):  # what asks may fail as the check did
+            name = "runner.unsupported:unsupported"  # nothing that passes asks
+            again = lambda: list(case.check.run(self.subject(case)))  # noqa: E731
+            if reason := resolve(name)(error, again, self._subjects.values()):
+                return verdicts.inconclusive(reason, code=undecided.NOT_MEASURABLE)
         return outcomes.internal(case.check.name, error, found)
 
     def _not_put_back(self) -> tuple[Finding, ...]:

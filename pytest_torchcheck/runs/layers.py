@@ -124,9 +124,12 @@ def _bends(subject: Subject, first: Batch, second: Batch, floats: list[str]) -> 
     b = outputs(subject, second if moves_all else towards(1.0))
     moved = False
     for path, tensor in middle.items():
-        expected = (a[path].double() + b[path].double()) / 2
+        ends = [trees.dense(end[path]).double() for end in (a, b)]
+        if ends[0].shape != ends[1].shape:  # of parts of other lengths
+            return True, True
+        expected = (ends[0] + ends[1]) / 2
         size = max(trees.scale(a[path]), trees.scale(b[path]), 1e-30)
-        if trees.worst(tensor.double(), expected) > _TOLERANCE * size:
+        if trees.worst(trees.dense(tensor).double(), expected) > _TOLERANCE * size:
             return True, True
         moved = moved or trees.worst(a[path], b[path]) > 100 * _TOLERANCE * size
     return False, moved

@@ -11,6 +11,7 @@ from ..batches.read import is_dense
 from ..explanation import listed
 from ..lean import dataclass
 from ..objects import trees
+from ..objects.kinds import here
 from ..probes.numbers.domains import holds_nonfinite, readable_values
 from ..probes.numbers.finiteness import find_nonfinite
 from ..specs.domains import Uniform
@@ -236,8 +237,9 @@ def broken_in_eval(subject: Subject) -> list[str]:
     given = (leaf for _, leaf in batch.input_leaves() if isinstance(leaf, torch.Tensor))
     found = {
         path: t
-        for path, t in forward_facts(subject).outputs.items()
-        if readable_values(t)
+        for path, tensor in forward_facts(subject).outputs.items()
+        if readable_values(tensor)
+        and (t := trees.dense(tensor)).numel()
         and bool((~t.isfinite() if t.is_complex() else t.isnan() | t.isposinf()).any())
     }
     if not found or any(holds_nonfinite(t) for t in given if readable_values(t)):
@@ -323,9 +325,10 @@ def step_in(subject: Subject, model: torch.nn.Module, batch: Batch) -> bool:
 
 def breaks(tensor: torch.Tensor, exact: torch.Tensor | None) -> bool:
     """Say whether an output is not finite where the exact one is: a mask's -inf is meant."""
-    bad = ~torch.isfinite(tensor)
-    if exact is not None and exact.shape == tensor.shape:
-        bad &= torch.isfinite(exact)
+    bad = ~torch.isfinite(trees.dense(tensor))
+    known = None if exact is None else trees.dense(exact)
+    if known is not None and known.shape == bad.shape:
+        bad &= torch.isfinite(known)
     return bool(bad.any())
 
 
@@ -345,7 +348,8 @@ def rounded(subject: Subject, model: torch.nn.Module, batch: Batch, exact: Outpu
     assert subject.dtype is not None
     eps = torch.finfo(subject.dtype).eps
     generator = torch.Generator().manual_seed(subject.seed)
-    weights = [(p, p.detach().clone()) for p in model.parameters() if p.is_floating_point()]
+    held = map(here, model.parameters())
+    weights = [(p, p.detach().clone()) for p in held if p.is_floating_point()]
     largest = 0.0
     for _ in range(3):
         with torch.no_grad():

@@ -16,6 +16,7 @@ from torch import nn
 from .. import sources
 from ..lean import dataclass
 from ..objects import trees
+from ..objects.kinds import here
 from ..probes.holding.held_by_models import Holding, holdings
 from ..state import is_lazy, isolated, seed_everything
 from ..text.printable import message_of
@@ -80,7 +81,7 @@ def perturb(tensors: Iterable[torch.Tensor]) -> int:
     """
     changed = 0
     with torch.no_grad():
-        for tensor in tensors:
+        for tensor in map(here, tensors):
             if is_lazy(tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
                 continue
             if not trees.computable(tensor) or not tensor.numel():

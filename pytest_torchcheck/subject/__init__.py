@@ -16,6 +16,7 @@ from ..declared.callables import loss_of
 from ..lean import dataclass
 from ..loop.closures import keeps_something
 from ..objects import trees
+from ..objects.kinds import shape_of
 from ..state import seed_everything
 from ..stepping import take_step
 from .errors import Again, LossKind, NothingToDifferentiate, Phase, SubjectError, UnmeasurableError
@@ -245,7 +246,7 @@ class Subject(PristineModel):
             connected=loss.requires_grad,
             stats=gradient_stats(self.model),
             outputs=tuple(
-                (path, tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad)
+                (path, shape_of(t), str(t.dtype).removeprefix("torch."), t.requires_grad)
                 for path, t in trees.tensors(output).items()
             ),
         )
@@ -347,16 +348,19 @@ class Subject(PristineModel):
         return self.device.type == "cpu"
 
     def require_values(self) -> None:
-        """See that every parameter and buffer holds values.
+        """See that parameters and buffers hold values, but for those that no output depends on.
 
         Raises:
-            UnmeasurableError: One of them is on the meta device.
+            UnmeasurableError: One of them is on the meta device, and the model does not run without it.
         """
-        if "lacks-values" not in self.cache:
-            held = (*self.model.parameters(), *self.model.buffers())
-            self.cache["lacks-values"] = any(t.is_meta for t in held)
-        if self.cache["lacks-values"]:
-            reason = "the model's parameters are on meta, so it cannot be run"
+        held = (*self.model.named_parameters(), *self.model.named_buffers())
+        name = next((name for name, tensor in held if tensor.is_meta), None)
+        if name is not None and "lacks-values" not in self.cache:
+            with contextlib.suppress(SubjectError):
+                made = trees.tensors(self.forward()).values()
+                self.cache["lacks-values"] = any(tensor.is_meta for tensor in made)
+        if name is not None and self.cache.setdefault("lacks-values", True):
+            reason = f"{name} is on the meta device, which holds no values, and the model does not run without it"
             raise UnmeasurableError(reason, NO_VALUES)
 
     def require_trainable(self) -> None:

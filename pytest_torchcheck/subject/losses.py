@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..objects import trees
+from ..objects.kinds import here
 from ..objects.peek import attribute
 from .errors import NothingToDifferentiate, SubjectError
 
@@ -77,8 +78,7 @@ def no_gradient(output: Any, batch: Batch | None = None) -> SubjectError:
 
 def _dense_with_graph(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values of a sparse, nested or distributed tensor as a strided one, differentiably."""
-    if (local := attribute(tensor, "to_local")) is not None:
-        return local()  # type: ignore[no-any-return]
+    tensor = here(tensor)
     if tensor.is_nested:
         return torch.cat([part.reshape(-1) for part in tensor.unbind()])
     return tensor.to_dense() if tensor.layout != torch.strided else tensor

@@ -13,6 +13,8 @@ from torch import nn
 
 from pytest_torchcheck import Contract
 from pytest_torchcheck.objects import trees
+from pytest_torchcheck.subject import Subject
+from pytest_torchcheck.subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +71,57 @@ def test_a_model_of_which_a_part_is_distributed(mesh: Any) -> None:
         model=lambda: parallelize_module(Net(), mesh, {"first": ColwiseParallel()}),
         batch=((X,), Y),
     )
+
+
+class Halves(nn.Module):
+    """Of its first layer, half of the rows meet a rectifier that lets nothing through; tied where it is told so."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.table, self.first, self.last = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)
+        with torch.no_grad():
+            self.first.bias[4:] = -50.0
+        if tied:
+            self.last.weight = self.table.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(self.table(x))))
+
+
+class Rolled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.read, self.last = nn.Embedding(9, 8), nn.GRU(8, 8), nn.Linear(8, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.read(self.table(x)[None])[0][0])
+
+
+@pytest.mark.parametrize("net", [Halves, lambda: Halves(tied=True), Rolled])
+def test_a_sharded_model_with_rows_that_get_no_gradient_and_with_ties(mesh: Any, net: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    words = torch.randint(0, 9, (12,), generator=G)
+    report = Contract(
+        model=lambda: fully_shard(net(), mesh=mesh),
+        batch=((words,), words.flip(0)),
+        loss=F.cross_entropy,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
+    ).check()
+    wrong = [f for f in report.findings if f.status in ("error", "violated")]
+    assert [str(f) for f in wrong if f.check not in ("dead-units", "gradients-exist")] == []
+
+
+def test_a_sharded_model_runs_again_after_a_forward_that_raised(mesh: Any) -> None:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        pytest.skip("torch cannot do so itself")
+    subject = Subject(Contract(model=lambda: fully_shard(Net(), mesh=mesh), batch=((X,), Y)))
+    wanted = subject.forward()
+    with pytest.raises(SubjectError):
+        subject.forward(subject.batch().map(lambda path, leaf: leaf[:, :4], targets=False))
+    assert torch.equal(subject.forward(), wanted)
 
 
 def test_memory_that_was_given_back_is_not_read() -> None:

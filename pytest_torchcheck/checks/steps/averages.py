@@ -295,7 +295,7 @@ def _copies(subject: Subject) -> dict[str, str]:
         if len(found) == _PAIRS:
             break
         for source, parameter in trained.get((tensor.shape, tensor.dtype), ()):
-            if not torch.equal(tensor, parameter) or tensor.data_ptr() == parameter.data_ptr():
+            if not trees.same(tensor, parameter) or tensor.data_ptr() == parameter.data_ptr():
                 continue
             if bool((tensor != tensor.reshape(-1)[0]).any()):
                 found[name] = source

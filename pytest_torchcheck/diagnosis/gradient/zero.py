@@ -89,7 +89,8 @@ def zero(
             fix += f": start {zeros[0]} from other values on line {location.line}"
         cause = _ZERO_CAUSES.get(kind, CAUSES.get(kind, "the loss does not depend on its values"))
         if (
-            kind in ("other", "cancels", "unread")
+            at is not None
+            and kind in ("other", "cancels", "unread")
             and (twice := _given_twice(subject, at)) is not None
         ):
             cause, fix, joined = twice

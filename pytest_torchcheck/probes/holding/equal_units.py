@@ -149,7 +149,7 @@ def _unit_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             continue
         for name, weight in module.named_parameters(recurse=False):
             rows = weight.dim() > 1 and weight.shape[0] > 1 and weight[0].numel() > 1
-            if rows and weight.requires_grad and name.startswith("weight"):
+            if rows and weight.requires_grad and name.startswith("weight") and not weight.is_meta:
                 yield f"{prefix}.{name}" if prefix else name, weight
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...lean import dataclass
+from ...objects import trees
 from ..recorded.watch import Op, readable, tensors_in
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def any_nonfinite(tensors: list[Tensor]) -> bool:
 
 def holds_nonfinite(tensor: Tensor) -> bool:
     """Say whether a tensor can be read and holds a NaN or an infinity."""
-    return readable_values(tensor) and not bool(tensor.detach().isfinite().all())
+    return readable_values(tensor) and not bool(trees.dense(tensor).isfinite().all())
 
 
 _Say = Callable[[Tensor], str | None]

@@ -10,6 +10,7 @@ import torch
 
 from ...lean import dataclass
 from ...objects import trees
+from ...objects.kinds import here
 from ...probes.loss.arguments import targets_of, with_target
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -167,8 +168,9 @@ def _moved(
         generator = torch.Generator().manual_seed(subject.seed)
         for name, parameter in model.named_parameters():
             if name in names and by:
-                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-                parameter.add_(by * (float(parameter.abs().mean()) or 0.1) * noise)
+                part = here(parameter)
+                noise = torch.randn(part.shape, generator=generator).to(part)
+                part.add_(by * (float(part.abs().mean()) or 0.1) * noise)
         seed_everything(subject.seed)
         made = trees.tensors(subject.call(model, batch.clone()))
         return made[output].detach().clone()

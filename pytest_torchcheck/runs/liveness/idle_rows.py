@@ -70,10 +70,10 @@ def silent_rows(model: nn.Module) -> tuple[IdleRows, ...]:
 def _silent_rows(model: nn.Module) -> Iterator[IdleRows]:
     for name, module in model.named_modules():
         weight = module._parameters.get("weight") if isinstance(module, _LAYERS) else None
-        if weight is None or weight.grad is None or weight.grad.layout != torch.strided:
+        if weight is None or weight.grad is None or not trees.computable(weight.grad):
             continue
         grad = weight.grad.detach().flatten(1)
-        if len(grad) < 4 or grad.is_meta or bool((grad[:, 0] != 0).all()):
+        if len(grad) < 4 or bool((grad[:, 0] != 0).all()):
             continue  # one number of each row says it of nearly every layer
         idle = (grad == 0).all(1)
         if not 1 < int(idle.sum()) < len(idle):

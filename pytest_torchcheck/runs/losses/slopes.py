@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...objects import trees
+from ...objects.kinds import here
 from ...probes.gradient.surrogates import Held, held_between
 from ...probes.recorded.watch import nodes_of
 from ...state import ModuleState, has_drawn, random_states, seed_everything
@@ -159,7 +160,7 @@ def _ways(model: nn.Module, loss: torch.Tensor) -> _Ways:
 @torch.no_grad()
 def _move(chosen: list[tuple[torch.Tensor, torch.Tensor, float]], step: float) -> None:
     for parameter, gradient, length in chosen:
-        parameter.add_(gradient, alpha=step * length)
+        here(parameter).add_(gradient, alpha=step * length)
 
 
 def few_samples(subject: Subject) -> Batch:

@@ -15,6 +15,7 @@ from ...data.contents import raw_bytes
 from ...functions.discovery import RecordedCall, recording
 from ...lean import dataclass
 from ...objects import trees
+from ...objects.kinds import shape_of
 from ...probes.gradient.recompute_divergence import watch_checkpointing
 from ...probes.holding.held_by_models import Holding, graph_leaves, holdings
 from ...probes.numbers.signals import SignalWatch
@@ -259,7 +260,7 @@ def checksums(model: nn.Module) -> dict[str, int]:
 def digests(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
     """Return a checksum of the bits of every strided tensor on the CPU."""
     return {
-        name: zlib.crc32(raw_bytes(tensor), hash((tensor.dtype, tensor.shape)) & 0xFFFFFFFF)
+        name: zlib.crc32(raw_bytes(tensor), hash((tensor.dtype, shape_of(tensor))) & 0xFFFFFFFF)
         for name, tensor in tensors.items()
         if tensor.device.type == "cpu" and tensor.layout == torch.strided
     }

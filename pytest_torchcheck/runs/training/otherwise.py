@@ -147,7 +147,7 @@ def _wakes(parameter: torch.Tensor, sizes: list[float]) -> bool:
     """Say whether gradients of these sizes, of one step after the other, grow and are below what moves a parameter."""
     seen = [size for size in sizes if size > 0]
     grows = len(seen) > 2 and all(itertools.starmap(operator.lt, itertools.pairwise(seen)))
-    least = torch.finfo(parameter.dtype).eps * float(parameter.detach().abs().max()) / _RATE
+    least = torch.finfo(parameter.dtype).eps * trees.scale(parameter) / _RATE
     return grows and _WAKES * seen[0] < seen[-1] < least
 
 

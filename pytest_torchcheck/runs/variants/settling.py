@@ -9,6 +9,7 @@ import torch
 
 from ...lean import dataclass
 from ...objects import trees
+from ...objects.kinds import shape_of
 from ...objects.peek import names_in
 from ...record.modes import Observer
 from ...state import has_drawn, random_states, seed_everything
@@ -238,7 +239,9 @@ def gap(first: Tensors, second: Tensors) -> float:
 
     Single numbers are left out: a loss that is returned beside the output often exists in training alone.
     """
-    if first.keys() != second.keys() or any(first[p].shape != second[p].shape for p in first):
+    if first.keys() != second.keys() or any(
+        shape_of(first[p]) != shape_of(second[p]) for p in first
+    ):
         return float("inf")
     return max((trees.apart(second[p], t) for p, t in first.items() if t.numel() > 1), default=0.0)
 

@@ -11,6 +11,7 @@ import torch
 
 from ...explanation import listed
 from ...objects import trees
+from ...objects.kinds import here
 from ...state import is_lazy
 from ...subject import Subject
 from ...subject.errors import SubjectError
@@ -161,7 +162,7 @@ def jittered(subject: Subject, *, seed: int) -> Iterator[nn.Module]:
 def jitter(model: nn.Module, *, seed: int) -> None:
     """Move every parameter at random by a twentieth of its size, the same way in every dtype."""
     generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
+    for parameter in map(here, model.parameters()):
         if parameter.device.type == "meta" or not parameter.numel():
             continue
         if parameter.is_floating_point() or parameter.is_complex():
