@@ -291,9 +291,7 @@ class PristineModel:
 
     def parameters_moved(self) -> bool:
         """Say whether a parameter's values differ from the pristine ones (only known where copied)."""
-        if not self.state.has_parameter_copies:
-            return False
-        return any(
+        return self.state.has_parameter_copies and any(
             (then := self.state.original(p)) is not None and not trees.same(p, then)
             for p in self.model.parameters()
         )
@@ -317,8 +315,7 @@ class PristineModel:
                     raise
                 raise SubjectError(phase, kept_in(error), batch) from error
             told = SubjectError(phase, error, batch, self.again(phase, batch, rerun))
-            if rerun is not None and phase in ("forward", "loss"):
-                self.rehearsal.notice(told, rerun)
+            self.rehearsal.notice(told, rerun)
             raise told from error
 
     def again(

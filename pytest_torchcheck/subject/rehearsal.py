@@ -68,13 +68,17 @@ class Rehearsal:
         self._copy: nn.Module | None = None
         self.once: list[tuple[SubjectError, bool]] = []
 
-    def notice(self, error: SubjectError, again: Callable[[], Any]) -> None:
+    def notice(self, error: SubjectError, again: Callable[[], Any] | None) -> None:
         """Keep an error that does not come when the same call is made again: no check may take it for an answer.
 
+        Of forwards and losses only: a step that is taken again is another one.
+
         Args:
-            error: Of a forward or a loss.
+            error: Of one phase.
             again: Makes the call again. Whether that draws random numbers is kept too: they may be the reason.
         """
+        if again is None or error.phase not in ("forward", "loss"):
+            return
         frames = [frame for frame, _ in traceback.walk_tb(error.error.__traceback__)]
         if not frames or str(frames[-1].f_globals.get("__name__")).startswith(_PACKAGE):
             return  # an observer's own
