@@ -44,7 +44,7 @@ def here(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape, of a nested one the shape to which it is padded: that of one run equals that of another."""
+    """Return a tensor's shape; of a nested one that to which it is padded, which is the same in each run."""
     if not tensor.is_nested:
         return tuple(tensor.shape)
     parts = [part.shape for part in tensor.detach().unbind()]

@@ -29,7 +29,7 @@ def seen_only_by_recorders(error: SubjectError, subject: Subject) -> bool:
 
 
 def refuses_rearranged(error: SubjectError, subject: Subject) -> str:
-    """Return what is to be said where the user's own batch runs and its samples in another order are refused, or nothing.
+    """Return what is to be said where the user's batch runs and its samples in another order do not, or nothing.
 
     A Gaussian process is trained on its training inputs alone. Where no spec says what values there may be, the
     batch that was given is the only one that is known to be valid.

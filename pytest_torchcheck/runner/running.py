@@ -327,7 +327,7 @@ class Runner:
         return tuple(found)
 
     def _failed(self, case: Case, error: BaseException, found: list[Finding]) -> Finding:
-        """Return what an error of a check is: a defect of this package, unless an operation lacks for a tensor of the user's."""
+        """Return what an error of a check is: our defect, unless an operation lacks for a tensor of the user's."""
         with contextlib.suppress(Exception):  # what asks may fail as the check did
             name = "runner.unsupported:unsupported"  # nothing that passes asks
             again = lambda: list(case.check.run(self.subject(case)))  # noqa: E731

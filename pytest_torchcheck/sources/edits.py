@@ -212,7 +212,7 @@ _SYMBOLS = {"sub": ast.Sub, "add": ast.Add, "mul": ast.Mult, "div": ast.Div, "tr
 
 
 def operand_texts(place: Location | None, name: str) -> list[str] | None:
-    """Return the source of the two operands of the only call of a function at a line, or of a criterion; None if unclear.
+    """Return the code of both operands of the only call of a function, or criterion, at a line; None if unclear.
 
     Args:
         place: The line.

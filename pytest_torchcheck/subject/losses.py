@@ -118,7 +118,7 @@ def own_loss(output: Any) -> torch.Tensor:
 
 
 def step_loss(returned: Any) -> torch.Tensor | float | None:
-    """Return the loss that a training step returns: one number, ``returned["loss"]`` or ``returned.loss``; else None."""
+    """Return the loss that a step returns: one number, ``returned["loss"]`` or ``returned.loss``; else None."""
     if not isinstance(returned, torch.Tensor | Real):
         named = isinstance(returned, Mapping)
         returned = returned.get("loss") if named else attribute(returned, "loss")

@@ -256,7 +256,7 @@ def _maker_cause(
 
 
 def _dtype_at(scene: Scene, place: Location) -> str:
-    """Return what a line may call the dtype of activations: that of a tensor of such, else of the layer that takes them."""
+    """Return what a line may call the dtype of activations: a tensor's, else that of the layer that takes them."""
     same = edits.like_tensor(place, "dtype")
     ran = (place.file, place.function)
     frames = (frame for frame, _ in reversed(scene.frames))

@@ -208,7 +208,7 @@ def _made_equal(seen: Broadcast, axis: int | None) -> str:
 
 
 def _operands(seen: Broadcast) -> tuple[list[str], bool]:
-    """Return what stands for output and target: the code of the line that combines them, else words; and which it is."""
+    """Return what stands for output and target: the code that combines them, else words; and which it is."""
     other = seen.other == "output"
     texts = edits.operand_texts(seen.op.location, seen.op.name)
     if texts is None or max(seen.order) > 1 or other:
