@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -80,6 +81,13 @@ def entries(thing: Any) -> Iterator[Any]:
     kind: Any = next(k for k in (tuple, list, frozenset) if isinstance(thing, k))
     found: Iterator[Any] = kind.__iter__(thing)
     return found
+
+
+def length(thing: Any) -> int:
+    """Return how many entries a container has, without any code of a subclass; 0 for what is none."""
+    kinds: tuple[type, ...] = (list, tuple, dict, set, frozenset, deque)
+    kind = next((k for k in kinds if isinstance(thing, k)), None)
+    return 0 if kind is None else int(kind.__len__(thing))  # type: ignore[attr-defined]
 
 
 def attribute(thing: Any, name: str, default: Any = None) -> Any:

@@ -152,7 +152,7 @@ class PerturbationWatch(DrawWatch):
         start, known = self._entered_at.pop()
         if len(self.draws) == start or len(self.found) > known or module is self._root:
             return
-        if len(args) != 1 or next(module.parameters(), None) is not None:
+        if len(args) != 1 or next(iter(module.parameters()), None) is not None:
             return
         (given,) = args
         if not (isinstance(given, torch.Tensor) and isinstance(result, torch.Tensor)):

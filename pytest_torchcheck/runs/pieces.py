@@ -12,7 +12,7 @@ from torch import nn
 from .. import sources
 from ..lean import dataclass
 from ..objects import trees
-from ..objects.peek import PLAIN, entries
+from ..objects.peek import PLAIN, entries, length
 from ..probes.holding.held_by_models import holdings
 from ..state import is_lazy, saved_state
 from ..state.outer import holds_tensors, outer_containers
@@ -178,13 +178,13 @@ def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
     for name, module in model.named_modules():
         own = [(k, v) for k, v in vars(module).items() if k not in _OWN]
         for key, value in (*own, *module._buffers.items()):
-            size = len(value) if isinstance(value, list | dict | set | deque) else 0
+            size = length(value) if isinstance(value, list | dict | set | deque) else 0
             if isinstance(value, torch.Tensor) and not value.is_inference():
                 size = value._version
             found[f"{name}.{key}" if name else key] = (id(value), size)
     for name, value in outer_containers(model).items():
-        if holds_tensors(value) or not value:
-            found.setdefault(name, (id(value), len(value)))
+        if holds_tensors(value) or not length(value):
+            found.setdefault(name, (id(value), length(value)))
     return found
 
 

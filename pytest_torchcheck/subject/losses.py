@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,11 +118,14 @@ def own_loss(output: Any) -> torch.Tensor:
 
 
 def step_loss(returned: Any) -> torch.Tensor | float | None:
-    """Return the loss that a step returns: one number, ``returned["loss"]`` or ``returned.loss``; else None."""
+    """Return the loss that a step returns: one number, ``returned["loss"]`` or ``returned.loss``; else None.
+
+    A whole number is a count, such as that of the samples.
+    """
     if not isinstance(returned, torch.Tensor | Real):
         named = isinstance(returned, Mapping)
         returned = returned.get("loss") if named else attribute(returned, "loss")
     if isinstance(returned, torch.Tensor):
         return returned if returned.numel() == 1 else None
-    number = isinstance(returned, Real) and not isinstance(returned, bool)
+    number = isinstance(returned, Real) and not isinstance(returned, Integral | bool)
     return float(returned) if number else None

@@ -484,3 +484,34 @@ def test_inputs_of_no_declared_dtype_follow_the_model(dtype: torch.dtype) -> Non
         "dtype-pair"
     ]
     assert f"dtype={dtype}" in report.findings[0].fix
+
+
+class LongList(list):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        raise RuntimeError("ask for .size")
+
+
+class LongDict(dict):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        raise RuntimeError("ask for .size")
+
+
+class ListsParameters(nn.Module):
+    """Holds containers that refuse their length, and gives its parameters as a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.rows, self.table = _net(), LongList([1, 2]), LongDict(a=1)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return list(super().parameters(recurse))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+def test_containers_without_a_length_and_listed_parameters() -> None:
+    torch.manual_seed(0)
+    batch = ((torch.randn(6, 4),), torch.randn(6, 2))
+    report = Contract(model=ListsParameters, batch=batch, loss=F.mse_loss).check()
+    assert [f for f in report.findings if f.status in ("error", "violated")] == []

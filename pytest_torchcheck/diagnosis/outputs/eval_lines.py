@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import torch
 
 from ... import sources
 from ...findings import Culprit
+from ...objects.peek import length
 from ...probes.randomness import find_draws
 from ...probes.recorded.watch import Watch, name_of, tensors_in
 from ...record.tracing import find_line, line_of
@@ -324,8 +324,8 @@ def _attributes(model: torch.nn.Module) -> dict[str, tuple[Any, int]]:
             module._buffers
         )
         for key, value in own.items():
-            size = len(value) if isinstance(value, list | dict | set | deque) else 0
+            size = length(value)
             found[f"{name}.{key}" if name else key] = (value, size)
     for name, value in outer_containers(model).items():
-        found.setdefault(name, (value, len(value)))
+        found.setdefault(name, (value, length(value)))
     return found

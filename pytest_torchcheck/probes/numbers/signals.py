@@ -189,7 +189,7 @@ class SignalWatch(Watch):
         ):
             return
         name = self.scopes[-1].name
-        if _has_own(module) or next(module.parameters(), None) is not None:
+        if _has_own(module) or next(iter(module.parameters()), None) is not None:
             self._flow[id(output)] = (weakref.ref(output), name)
         if isinstance(module, _SAME_VALUES):
             if (before := self._known(next(tensors_in(args), None))) is not None:
@@ -354,7 +354,7 @@ class SignalWatch(Watch):
         if _PARAMETRIZATIONS in words:
             return False  # what it gives is a weight
         return _has_own(module) or (
-            words[-1].isdigit() and next(module.parameters(), None) is not None
+            words[-1].isdigit() and next(iter(module.parameters()), None) is not None
         )
 
     def _spread(self, values: Tensor, rms: float) -> float | None:

@@ -287,7 +287,7 @@ def _entries(held: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in held.items():
         if isinstance(value, int | float):
             yield name, value
-        elif isinstance(value, list | dict) and len(value) <= _MOST:
+        elif type(value) in (list, dict) and len(value) <= _MOST:
             inside = value.items() if isinstance(value, dict) else enumerate(value)
             for key, one in inside:
                 if isinstance(one, int | float):

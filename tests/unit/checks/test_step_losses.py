@@ -213,8 +213,20 @@ def test_what_comes_beside_the_optimizer_is_not_known_to_be_unsaved():
         (lambda loss, kind: kind, False),
         (lambda loss, kind: torch.empty(0), False),
         (lambda loss, kind: True, False),
+        (lambda loss, kind: len(kind), False),
     ],
-    ids=["dict", "object", "numpy", "other", "tuple", "nested", "outputs", "empty", "flag"],
+    ids=[
+        "dict",
+        "object",
+        "numpy",
+        "other",
+        "tuple",
+        "nested",
+        "outputs",
+        "empty",
+        "flag",
+        "count",
+    ],
 )
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_loss_is_read_from_what_a_step_returns_or_is_not_known(answer, read, sign):
