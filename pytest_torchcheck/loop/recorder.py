@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..probes.gradient.switched_off import gradients_off_line
+from ..probes.recorded.watch import in_backward
 from ..subject.errors import SubjectError
 from ..subject.optimizers import step_schedulers
 from ..subject.remembered import remembered
@@ -168,6 +169,7 @@ class _Recorder(GradientCalls):
         closure: bool,
         common: dict[str, Any] | None = None,
     ) -> None:
+        closure = closure or in_backward()  # a hook takes it as soon as the gradient is there
         key = self.known(optimizer)
         self.settle_rounding()
         self.ledger.settle()

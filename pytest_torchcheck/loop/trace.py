@@ -108,7 +108,7 @@ class OptimizerStep(Event):
         stale: Parameters whose gradient holds what an earlier step of it had already applied.
         cleared: Place of the zero_grad that threw away a gradient not applied yet, or None.
         scaled: Whether gradients were still multiplied by a GradScaler's factor.
-        closure: Whether the step was given a closure.
+        closure: Whether the step was given a closure, or was taken within a backward pass.
     """
 
     rates: tuple[float, ...]

@@ -110,7 +110,12 @@ class _Line:
 
 
 def _place_among(called: str, key: str) -> int | None:
-    """Return the place of an argument of one of torch's modules, of functions of other names nothing."""
+    """Return the place of an argument of one of torch's modules or functionals, of functions of other names nothing."""
+    owner, _, called = called.rpartition(".")
+    if owner in ("F", "functional", "nn.functional", "torch.nn.functional"):
+        function = getattr(sys.modules.get("torch.nn.functional"), called, None)
+        named = list(inspect.signature(function).parameters) if inspect.isfunction(function) else []
+        return named.index(key) if key in named else None
     torchs = sys.modules.get("torch.nn")
     made = getattr(torchs, called, None)
     if not isinstance(made, type):
@@ -184,7 +189,7 @@ def _with_keyword(line: _Line, match: re.Match[str]) -> Rewrite:
         except SyntaxError:
             return None
         args, rest = list(node.args), [k for k in node.keywords if k.arg != match["key"]]
-        place = _place_among(called, match["key"])
+        place = _place_among(_called(node), match["key"])
         if place is not None and place < len(args):
             args[place] = value  # it is given by place
         else:

@@ -33,6 +33,7 @@ def forward(x, y):
     k = q.float() + p.float()
     a = b.detach() + c.detach()
     return q
+    r = F.dropout(q, 0.5, True)
 
 @declared(first)
 def made():
@@ -66,7 +67,7 @@ def source(tmp_path: Path) -> Path:
          "    layer = torch.nn.GRU(8, 16, dropout=0.1, device=x.device)"),
         (8, "give torch.nn.GRU device=z.device on line 8", None),  # there is no z
         (8, "build rnn with input_size=4", "    layer = torch.nn.GRU(4, 16, dropout=0.1)"),
-        (15, "build 2 with in_features=8", None),  # what declares a model builds no layer
+        (16, "build 2 with in_features=8", None),  # what declares a model builds no layer
         (8, "pass bias=False to torch.nn.GRU, and add one by hand", None),  # a part of it
         (9, "assign the result on line 9: q = torch.relu(q)", "    q = torch.relu(q)"),
         (9, "delete line 9", "    pass"),
@@ -75,6 +76,7 @@ def source(tmp_path: Path) -> Path:
         (10, "write to a new tensor: q = list(...)", None),  # a sketch
         (11, "call .double() on y on line 10", "    q += y.double()"),
         (13, "return q * 2", "    return q * 2"),
+        (14, "pass training=y to F.dropout", "    r = F.dropout(q, 0.5, y)"),
         (13, "give the head more outputs", None),
     ],
 )  # fmt: skip

@@ -46,13 +46,12 @@ def ignored_targets(subject: Subject) -> Iterator[Finding]:
         )
         return
     for path, grad in found[1].items():
-        per_target = largest_by_target(grad, targets.shape)
-        if per_target is None:
+        ways = [
+            way for way in largest_by_target(grad, targets.shape) if bool((way[~marks] > 0).any())
+        ]
+        if not ways:
             continue
-        kept = per_target[~marks]
-        if not bool((kept > 0).any()):
-            continue
-        at = per_target[marks]
+        at = min((way[marks] for way in ways), key=lambda pulled: float(pulled.max()))
         if bool((at > 0).any()):
             with Merging(marks) as merging:
                 output_gradients(subject, marked)

@@ -146,13 +146,15 @@ def _larger_head(used: Consumed, classes: int) -> Iterator[Finding]:
     )
 
 
-def largest_by_target(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
-    """Return the largest magnitude over the class dimension, where the rest has the targets' shape."""
+def largest_by_target(grad: torch.Tensor, shape: torch.Size) -> list[torch.Tensor]:
+    """Return the largest magnitude over the class dimension, for each without which the targets' shape is left.
+
+    There may be several, as with as many classes as samples: dimension 1 comes first, then the last one.
+    """
     values = trees.dense(grad).abs()
-    for dim in range(values.dim()):
-        if values.shape[:dim] + values.shape[dim + 1 :] == shape:
-            return values.amax(dim)
-    return values if values.shape == shape else None
+    order = sorted(range(values.dim()), key=lambda dim: (dim != 1, -dim))
+    fitting = [d for d in order if values.shape[:d] + values.shape[d + 1 :] == shape]
+    return [values.amax(d) for d in fitting] or ([values] if values.shape == shape else [])
 
 
 def label_shift(subject: Subject) -> Iterator[Finding]:
@@ -343,9 +345,10 @@ def padding_loss(subject: Subject) -> Iterator[Finding]:
         )
         return
     for path, grad in gradients[1].items():
-        values = largest_by_target(grad, padded.shape)
-        if values is None or not bool((values[~padded] > 0).any()):
+        ways = [v for v in largest_by_target(grad, padded.shape) if bool((v[~padded] > 0).any())]
+        if not ways:
             continue
+        values = min(ways, key=lambda way: float(way[padded].max()))
         if bool((values[padded] > 0).any()):
             if unmarked:
                 yield inconclusive(

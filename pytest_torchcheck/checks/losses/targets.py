@@ -309,8 +309,17 @@ def _has_terms_apart(
 
 
 def _ranks(subject: Subject, loss: LossOfOutput) -> bool:
-    """Say whether the criterion ranks samples against each other: as many classes as samples."""
+    """Say whether the criterion ranks samples against each other: as many classes as samples.
+
+    Each is its own class there, or the matrix is no output of the model.
+    """
     calls = loss_calls(subject, loss)
+    for call in calls:
+        rows, own = call.input, call.target
+        if own is not None and own.dim() == 1 and own.dtype == torch.int64 and rows.dim() == 2:
+            numbers = torch.arange(len(own), device=own.device)
+            if len(own) == rows.shape[1] and torch.equal(own, numbers):
+                return True
     sizes = {t.shape[0] for t in loss.outputs.values() if t.dim()}
     return any(
         call.input.dim() == 2 and any(n > 1 and call.input.shape[1] % n == 0 for n in sizes)

@@ -31,9 +31,13 @@ def unread_by_step(subject: Subject) -> Finding | None:
     """Take one step with the targets of the base batch, and one each with others, from the same state.
 
     On a GPU nobody can try the step first, and an index out of range would cost the process its context.
+    Where a loss is declared beside the step, the targets may be for that alone: equations are solved without.
     """
-    exact = subject.kernel_exact
-    return ignores(subject, subject.batch(), partial(by_step, subject))[1] if exact else None
+    if not subject.kernel_exact:
+        return None
+    found = ignores(subject, subject.batch(), partial(by_step, subject))[1]
+    apart = found is not None and callable(subject.contract.loss)
+    return found.replace(status="suspicious") if found is not None and apart else found
 
 
 def ignores(

@@ -57,7 +57,7 @@ def _elsewhere(place: Location | None) -> str:
             whole = ast.BinOp(
                 ast.parse(ast.unparse(node.target), mode="eval").body, node.op, node.value
             )
-            return f"write {ast.unparse(node.target)} = {ast.unparse(whole)} instead of {ast.unparse(node)}"
+            return f"write to a new tensor: {ast.unparse(node.target)} = {ast.unparse(whole)} instead of {ast.unparse(node)}"
     return "write to a new tensor instead of in place"
 
 

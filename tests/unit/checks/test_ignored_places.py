@@ -47,6 +47,18 @@ def test_a_loss_over_flattened_positions_is_named() -> None:
     assert [c.name for c in found.culprits] == ["loss", "cross_entropy"]
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_as_many_classes_as_positions_are_told_apart(masked: bool) -> None:
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(output, targets if masked else targets.clamp(min=0), ignore_index=-1)
+
+    report = Contract(
+        model=lambda: nn.Linear(5, 6), inputs="B 5", sizes={"B": 6},
+        targets=Labels("B", classes=6, ignore_index=-1), loss=loss,
+    ).check(["ignored-targets"])  # fmt: skip
+    assert report.ok is masked
+
+
 class TwoViews(nn.Module):
     def __init__(self):
         super().__init__()

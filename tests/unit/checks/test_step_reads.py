@@ -190,6 +190,29 @@ def test_a_declared_target_that_alone_fits_an_output_is_missed():
     assert not told(check(both, targets=HEADS))
 
 
+@pytest.mark.parametrize(
+    ("loss", "status"), [(None, "violated"), (lambda o, y: F.cross_entropy(o[0], y), "suspicious")]
+)
+def test_targets_that_a_loss_beside_the_step_reads_may_be_for_that_alone(loss, status):
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        value = model(*inputs)[1].square().mean()
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    contract = Contract(
+        model=Regressor,
+        inputs="B 5",
+        targets=Labels("B", classes=4),
+        loss=loss,
+        sizes={"B": 8},
+        optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
+        train_step=step,
+    )
+    assert (status, "targets-ignored") in told(contract.check(["step-losses"]).findings)
+
+
 @pytest.mark.parametrize(("extra", "status"), [("B 7", "suspicious"), ("B", "violated")])
 def test_a_declared_target_of_a_loss_that_nothing_reads(extra, status):
     def loss(output, y):

@@ -94,6 +94,30 @@ def test_regression(loss, code: str | None) -> None:
     assert codes(check(loss, name="target-ownership", y=real())) == ([code] if code else [])
 
 
+class Pairs(nn.Module):
+    """Scores each sample against the keys of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.key = nn.Linear(4, 6), nn.Embedding(9, 6)
+
+    def forward(self, x, number):
+        return self.ask(x) @ self.key(number).T
+
+
+def test_samples_that_are_ranked_against_each_other_share_what_tells_their_equals() -> None:
+    def loss(scores, number):
+        same = number[:, None] == number[None, :]
+        hidden = scores.masked_fill(same.fill_diagonal_(False), float("-inf"))
+        return F.cross_entropy(hidden, torch.arange(len(number)))
+
+    number = torch.tensor([0, 3, 3, 5, 8, 0, 2])
+    x = torch.randn(7, 4, generator=torch.Generator().manual_seed(2))
+    batch = {"x": x, "number": number}, number.clone()
+    found = Contract(model=Pairs, loss=loss, batch=batch).check(["target-ownership"]).findings
+    assert not codes(found)
+
+
 def test_samples_that_a_mask_leaves_out_are_no_finding() -> None:
     mask = torch.ones(B)
     mask[[1, 4]] = 0

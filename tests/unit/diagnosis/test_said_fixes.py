@@ -26,7 +26,7 @@ class Centred(nn.Linear):
 def test_an_assignment_in_place_is_rewritten_with_its_own_names():
     (found,) = told(Centred, ["inputs-unchanged"])
     assert found.fix.startswith(
-        "write rows = rows - (rows.mean(1, keepdim=True) + 1.0) instead of rows -= "
+        "write to a new tensor: rows = rows - (rows.mean(1, keepdim=True) + 1.0) instead of rows -= "
     )
 
 
