@@ -79,6 +79,8 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
                 continue
             if _matched(subject, output, batch, own[name]):
                 continue  # targets in any order: the loss looks for their outputs itself
+            if _relates(slopes, batch.targets, leaves[path], path, base[path], batch_dim or 0):
+                continue  # each sample is compared with all others, as in a contrastive loss
             yield explain.misplaced(subject, path, name, reached)
             return
     except (SubjectError, RuntimeError) as error:
@@ -199,6 +201,26 @@ def _other(target: torch.Tensor, place: Place, classes: int) -> torch.Tensor | N
         spread = float(target.std()) if target.numel() > 1 else 0.0
         changed[place] = value + (spread if spread > 0 else 1.0)
     return None if torch.equal(changed, target) else changed
+
+
+def _relates(
+    slopes: _Gradients, targets: Any, leaf: torch.Tensor, path: str, base: torch.Tensor, axis: int
+) -> bool:
+    """Say whether the gradient of the first sample changes with the output of each of some others, far from it too."""
+    count = leaf.shape[axis]
+    others = sorted({1, count // 2, count - 1} - {0})
+    for other in others if count > 2 else ():
+        row = leaf.detach().select(axis, other)
+        kept = row.clone()
+        row.mul_(1.5).add_(0.1)
+        try:
+            now = slopes(targets)
+        finally:
+            row.copy_(kept)
+        first = None if now is None or path not in now else now[path].select(axis, 0)
+        if first is None or torch.equal(first, base.select(axis, 0)):
+            return False
+    return count > 2
 
 
 def _matched(subject: Subject, output: Any, batch: Batch, target: torch.Tensor) -> bool:

@@ -305,7 +305,16 @@ def _has_terms_apart(
     if isinstance(loss, OwnLoss):
         everywhere = all(bool((moved > 0).all()) for moved in shared.values() if moved is not None)
         return everywhere and loss.interchangeable(base, path)
-    return base.last.startswith(BY_SAMPLE) and not _ranks(subject, loss)
+    apart = base.last.startswith(BY_SAMPLE) and not _ranks(subject, loss)
+    return apart and not _groups(subject, loss, path)
+
+
+def _groups(subject: Subject, loss: LossOfOutput, path: str) -> bool:
+    """Say whether what the criterion is given changes with the targets: the mean of each class, say."""
+    target = loss.targets()[path]
+    other = loss.with_targets(target, target.roll(1, 0))
+    one, two = ([c.input for c in loss_calls(subject, loss, b)] for b in (None, other))
+    return any(not trees.same(a, b) for a, b in zip(one, two, strict=False))
 
 
 def _ranks(subject: Subject, loss: LossOfOutput) -> bool:

@@ -333,7 +333,17 @@ class LossWatch(Watch):
             return  # one number of each sample against a row of them: anything else may be meant
         if name.startswith("F.") and not any(
             word in bare
-            for word in ("mse", "l1", "huber", "binary", "kl_div", "margin", "poisson", "gaussian")
+            for word in (
+                "mse",
+                "l1",
+                "huber",
+                "binary",
+                "kl_div",
+                "soft_margin",
+                "margin_ranking",
+                "poisson",
+                "gaussian",
+            )
         ):
             return
         op, shapes = self.op(name), (tuple(a.shape), tuple(b.shape))

@@ -54,7 +54,7 @@ def deaf_gradient(
     values: list[float] = []
     for target in targets.values():
         moved = 0
-        for other in _different(target):
+        for other in _different(target, loss.outputs.values()):
             try:
                 now = loss.slopes(loss.with_targets(target, other))
             except SubjectError:
@@ -73,8 +73,8 @@ def deaf_gradient(
 _DRAWS = 2
 
 
-def _different(target: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield targets of other values: other classes, and numbers far below and above."""
+def _different(target: torch.Tensor, outputs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield targets of other values: other classes, and numbers far below and above, also of all outputs."""
     if target.dtype == torch.bool:
         yield ~target
         yield target.flip(0)
@@ -94,6 +94,9 @@ def _different(target: torch.Tensor) -> Iterator[torch.Tensor]:
         yield torch.zeros_like(target)
     else:
         span = 3.0 * float(target.max() - target.min()) or 1.0
+        span += max(
+            (float(trees.dense(t).detach().abs().max()) for t in outputs if t.numel()), default=0.0
+        )
         yield target + span
         yield target - span
         yield target.flip(0)

@@ -375,9 +375,9 @@ def _no_probabilities(target: torch.Tensor, grad: torch.Tensor | None) -> tuple[
     return tuple(found.tolist() if len(found) <= 4 else found[[0, -1]].tolist())
 
 
-def loss_calls(subject: Subject, loss: LossOfOutput) -> list[LossCall]:
-    """Return the calls of torch's loss functions, with what made their arguments."""
+def loss_calls(subject: Subject, loss: LossOfOutput, batch: Batch | None = None) -> list[LossCall]:
+    """Return the calls of torch's loss functions, with what made their arguments; with a batch of other targets."""
     watch = LossWatch()
     with watch:
-        loss.run()
+        loss.run(batch)
     return watch.calls

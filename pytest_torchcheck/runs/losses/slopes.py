@@ -211,8 +211,8 @@ def _single(subject: Subject) -> Descent | None:
 
 def _settled(losses: _Losses, loss: float) -> Descent | None:
     promised = sum(losses.promises.values())
-    if not math.isfinite(promised) or promised <= _SMALLEST * abs(loss):
-        return None
+    if not math.isfinite(promised) or not promised > _SMALLEST * abs(loss):
+        return None  # also where the loss is NaN
     step = _SHORT if promised >= _STEEP_SHORT * abs(loss) else _steps(False, promised, loss)[0]
     with torch.no_grad():
         ahead, behind = losses.around(step)
