@@ -1,4 +1,4 @@
-"""Parameters that a forward reads only where it is given an argument that this contract leaves out."""
+"""Parameters that a forward reads only where it is given an argument that this contract leaves out, or other data."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ..functions.discovery import is_compiled
 from ..lean import dataclass
 from ..probes.stand_ins import left_out, read_with, stand_in
 from ..state import seed_everything
+from .again import forward_and_loss
+from .liveness.branches import in_untaken_branches
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -25,12 +27,12 @@ _MOST: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omitted:
-    """An argument that was not given, and without which a parameter is not read.
+    """An argument that was not given, or a branch that was not taken, and without which a parameter is not read.
 
     Attributes:
         module: Qualified name of the module whose forward has it, ``""`` for the model.
         called: Class of that module.
-        argument: Its name.
+        argument: Its name; empty where data decide whether the line is reached.
         line: The line that reads the parameter where the argument is given.
         by_user: Whether a module of the user's own calls that module.
     """
@@ -58,6 +60,7 @@ def read_where_given(subject: Subject, names: Collection[str]) -> dict[str, Omit
     pending = {name for name in names if name not in known}
     if pending and not is_compiled(subject.model):
         known.update(_found(subject, pending))
+        known.update(_beside(subject, {name for name in pending if name not in known}))
     known.update({name: None for name in pending if name not in known})
     return {name: omitted for name in names if (omitted := known[name]) is not None}
 
@@ -87,6 +90,18 @@ def _found(subject: Subject, pending: set[str]) -> dict[str, Omitted]:
                         by_user=_is_called_by_user(subject.model, owner),
                     )
     return found
+
+
+def _beside(subject: Subject, names: set[str]) -> Iterator[tuple[str, Omitted]]:
+    """Yield the parameters that a branch reads which the forward did not take for the base batch."""
+    read = _read(subject, [], {}, names)
+    with subject.pristine():
+        lines = in_untaken_branches(
+            forward_and_loss(subject), subject.model, [name for name in names if name not in read]
+        )
+    for name, line in lines.items():
+        called = line.function.rpartition(".")[0]
+        yield name, Omitted(module="", called=called, argument="", line=line)
 
 
 def _read(

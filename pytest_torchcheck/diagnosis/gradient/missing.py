@@ -229,12 +229,15 @@ def _called_instead(subject: Subject, name: str) -> Sibling | None:
 
 
 def not_given(subject: Subject, omitted: dict[str, Omitted], total: int) -> Iterator[Finding]:
-    """Explain parameters that are read only where the forward gets an argument, which it did not get here."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    """Explain parameters that are read only where the forward gets an argument, or data, which it did not get here."""
+    groups: dict[tuple[str, Any], list[str]] = defaultdict(list)
     for name, found in omitted.items():
-        groups[found.called, found.argument].append(name)
+        groups[found.called, found.argument or found.line].append(name)
     for (called, argument), names in groups.items():
         found = omitted[names[0]]
+        if not found.argument and found.line is not None:
+            yield _not_taken(subject, names, found.line, total)
+            continue
         module = found.module
         forward = f"{called}.forward"
         given = f"declare {argument} among the inputs, or " if not module else ""
@@ -253,6 +256,23 @@ def not_given(subject: Subject, omitted: dict[str, Omitted], total: int) -> Iter
             fix=f"{given}declare MayLackGradient({exact_globs(names, subject.named_parameters())}, reason=...)",
             evidence={"kind": "not-given", "argument": argument, "parameters": list(names)},
         )
+
+
+def _not_taken(subject: Subject, names: list[str], line: Location, total: int) -> Finding:
+    """Explain parameters that a branch would read which no run took: the data decide whether it is."""
+    it = "it" if len(names) == 1 else "them"
+    return suspicious(
+        "grad-none",
+        f"{names_text(names)} {have(names)} no gradient: the branch that reads {it} was not taken ({len(names)} of {total} parameters)",
+        culprits=[parameter(subject, name, "not read in these runs") for name in names],
+        location=line,
+        observed=f"no operation reads {it} over {1 + looks()} batches and seeds and after steps",
+        cause=f"line {line.line} reads {it} in a branch that these data do not take",
+        because=f"{line.function} ran, and did not come to that place on line {line.line}",
+        fix=f"declare inputs or sizes for which the branch on line {line.line} is taken, or declare "
+        f"MayLackGradient({names[0]!r}, reason=...)",
+        evidence={"kind": "not-taken", "parameters": list(names)},
+    )
 
 
 def not_reparameterised(subject: Subject, stop: GraphCut) -> Finding:
