@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...batches import Batch
-    from ...findings import Finding
     from ...probes.perturbing import Perturbation
     from ...subject import Subject
 
@@ -150,7 +149,7 @@ def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
     observed = f"{names_text(moved)} {have(moved, 'differs')} by up to {gap:.3g} between two seeds"
     disturbed = _perturbations(subject)
     if disturbed:
-        return _still_on(disturbed[0], observed)
+        return _still_on(subject, disturbed[0], observed)
     place = eval_lines.drawing_line(subject)
     op = place.op if place else ""
     where = place.location if place else None
@@ -180,14 +179,32 @@ def _perturbations(subject: Subject) -> tuple[Perturbation, ...]:
         return find_perturbations(lambda: subject.call(model, batch), model)
 
 
-def _still_on(found: Perturbation, observed: str) -> Finding:
+def _dropping(subject: Subject, found: Perturbation) -> tuple[str, str, str]:
+    """Say why one of torch's functions still drops values: cause, fact and fix."""
+    owner = subject.model.get_submodule(found.module)
+    if found.module and type(owner).__module__.startswith("torch.nn.modules."):
+        return (
+            f"{found.module} is in train mode in the forward of an evaluation",
+            f"{found.module} drew numbers after model.eval()",
+            f"leave {found.module} in the mode that model.eval() sets",
+        )
+    called = found.op.rpartition(".")[2]
+    fix = f"pass training=self.training to {found.op}"
+    if "attention" in called:
+        fix = f"pass dropout_p=0.0 to {found.op} unless self.training"
+    elif found.location is None or not re.search(rf"\b{called}\(", found.location.text):
+        fix = "let it draw only if self.training"
+    return (
+        "dropout is applied in both modes",
+        f"{found.op} drew numbers while training was False",
+        fix,
+    )
+
+
+def _still_on(subject: Subject, found: Perturbation, observed: str) -> Finding:
     """Explain a layer that disturbs values in eval mode as well."""
     cause, because, fix = {
-        "dropout": (
-            "dropout is applied in both modes",
-            f"{found.op} drew numbers while training was False",
-            f"pass training=self.training to {found.op}",
-        ),
+        "dropout": _dropping(subject, found),
         "mask": (
             "hand-written dropout is applied in both modes",
             (
