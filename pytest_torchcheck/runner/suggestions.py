@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+import re
 import sys
 import types
 from dataclasses import replace
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from .selection import Case
 
 _SHORT: Final = 90
-Tried = Literal["passes", "fails", "refuted", ""]
 
 
 def with_edits(
@@ -51,14 +51,9 @@ def with_edits(
             continue
         edit, fix = edit_of(finding), finding.fix
         if edit is not None:
-            tried: Tried = ""
             if seconds <= MOST_SECONDS and case.device == "cpu" and runner.trials:
-                tried = _tried(runner, case, found, finding, edit)
-            if tried == "refuted":
-                fix, edit = _without(edit, fix), None
-            else:
-                edit = replace(edit, tried=tried)
-                fix += _said(edit, fix)
+                edit = _tried(runner, case, found, finding, edit)
+            fix = _without(fix) if edit is None else fix + _said(edit, fix)
         else:
             fix = edits.clarified(fix, finding.location, _sizes(runner, case))
         made.append(finding.replace(edit=edit, fix=fix))
@@ -87,27 +82,21 @@ def _said(edit: Edit, fix: str) -> str:
     )
 
 
-def _without(edit: Edit, fix: str) -> str:
-    """Return a fix without an edit that did not help: what else it names, else what was tried."""
-    _, _, other = fix.partition(", or ")
-    new = edit.new.strip()
-    what = new if len(new) <= _SHORT else "an edit"
-    return (
-        other
-        or f"not known: with {what} on line {edit.line} the check still finds that line (tried)"
-    )
+def _without(fix: str) -> str:
+    """Return what else a fix offers than the edit that it begins with."""
+    return "".join(re.split(r"; (?:or,? )?|, or ", fix, maxsplit=1)[1:])
 
 
 def _tried(
     runner: Runner, case: Case, found: tuple[Finding, ...], finding: Finding, edit: Edit
-) -> Tried:
-    """Run the check of a case again with an edit; say what that shows."""
+) -> Edit | None:
+    """Run the check of a case again with an edit; None where this shows that it cannot be right."""
     contract = runner.contract
     subject = None if contract.model is None else runner.subject(case)
     model = None if subject is None else subject._model
     with edited(edit, contract, model) as runs:
         if not runs:
-            return ""
+            return edit
         runner.trials -= 1
         again = type(runner)(
             contract,
@@ -120,7 +109,8 @@ def _tried(
             after = again.run(case)
         finally:
             again.close()
-    return judged(found, finding, after, edit)
+    seen = judged(found, finding, after)
+    return None if seen == "fails" and misleads(finding, edit, after) else replace(edit, tried=seen)
 
 
 MOST_SECONDS: Final = 3.0
@@ -215,32 +205,46 @@ def _edited_code(old: types.CodeType, edit: Edit) -> types.CodeType | None:
 
 
 def judged(
-    before: tuple[Finding, ...], finding: Finding, after: tuple[Finding, ...], edit: Edit
-) -> Tried:
+    before: tuple[Finding, ...], finding: Finding, after: tuple[Finding, ...]
+) -> Literal["passes", "fails", ""]:
     """Say what a run of the check with the edit shows of it.
 
     Args:
         before: What the check found without it.
         finding: The one whose edit was tried.
         after: What it found with it.
-        edit: The edit.
 
     Returns:
-        ``passes`` where the check passes; ``refuted`` where the finding is at the edit's line as before, or
-        one of another code is; ``fails`` where one is there that was not before; nothing where none of it
-        can be said.
+        ``passes`` where the check passes; ``fails`` where the finding is there again, or another one
+        than before; nothing where neither can be said.
     """
     wrong = [f for f in after if f.status in ("violated", "suspicious", "error")]
     known = {_mark(f) for f in before if f is not finding}
-    if new := [f for f in wrong if _mark(f) not in known]:
-        stays = any(
-            f.location is not None
-            and (f.location.file, f.location.line) == (edit.file, edit.line)
-            and (f.code != finding.code or f.cause == finding.cause)
-            for f in new
-        )
-        return "refuted" if stays else "fails"
+    if any(_mark(f) not in known for f in wrong):
+        return "fails"
     return "passes" if not wrong and any(f.status == "passed" for f in after) else ""
+
+
+def misleads(finding: Finding, edit: Edit, after: tuple[Finding, ...]) -> bool:
+    """Say whether a run that fails with an edit shows that it helps nothing, not even as one of several.
+
+    The same is found where it was, up to its numbers, or the edited line has another fault now. What was only
+    doubtful needs an edit that is enough.
+    """
+    if finding.status == "suspicious":
+        return True
+
+    def place(one: Finding) -> tuple[str, int] | None:
+        return None if one.location is None else (one.location.file, one.location.line)
+
+    def said(one: Finding) -> tuple[Any, ...]:
+        return (one.code, place(one), *(re.sub(r"\d+", "#", t) for t in (one.summary, one.because)))
+
+    wrong = [f for f in after if f.status in ("violated", "suspicious", "error")]
+    return any(
+        said(f) == said(finding) or (f.code != finding.code and place(f) == (edit.file, edit.line))
+        for f in wrong
+    )
 
 
 def _mark(finding: Finding) -> tuple[str, ...]:

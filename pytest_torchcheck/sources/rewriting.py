@@ -137,6 +137,12 @@ def _called(node: ast.Call) -> str:
 
 def _without_method(line: _Line, match: re.Match[str]) -> Rewrite:
     name, called = match["method"], bool(match["called"])
+    # named without its parentheses, a call is dropped with them all the same
+    called = called or any(
+        isinstance(n.func, ast.Attribute) and n.func.attr == name and not (n.args or n.keywords)
+        for n in line.nodes(ast.Call)
+        if isinstance(n, ast.Call)
+    )
 
     def inner(node: ast.AST) -> str | None:
         own = node.func if called and isinstance(node, ast.Call) else node
@@ -249,7 +255,7 @@ _WRITE: Final = (
     rf"^(?:write|use|name the dimension:) (?P<new>\.?{_CODE}(?:=[\w.]+)?)"
     rf"(?: or more)? (?:for|instead of) (?P<old>\.?{_CODE}){_PLACE}"
 )
-_KEYWORD: Final = r"(?P<key>\w+)=(?P<value>[\w.'\"]+)"
+_KEYWORD: Final = r"(?P<key>\w+)=(?P<value>(?:[\w.'\"]|\((?:[^()]|\([^()]*\))*\))+)"
 _FORMS: Final[tuple[tuple[re.Pattern[str], Callable[[_Line, re.Match[str]], Rewrite]], ...]] = (
     tuple(
         (re.compile(pattern), rewrite)

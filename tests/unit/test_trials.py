@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, Tokens
+from pytest_torchcheck import Contract
 from pytest_torchcheck.findings import Edit, Finding, Location
 from pytest_torchcheck.runner import suggestions
+from pytest_torchcheck.runner.suggestions import misleads
 from pytest_torchcheck.sources.edits import clarified
 from pytest_torchcheck.sources.rewriting import edit_of
 
@@ -53,6 +55,7 @@ def source(tmp_path: Path) -> Path:
     [
         (5, "drop .detach() on this line; if the stop is meant, say so", "    h = first(x)"),
         (5, "return h: drop .detach() on line 5, or freeze it", "    h = first(x)"),
+        (5, "drop .detach on line 5", "    h = first(x)"),  # not to be called without it
         (5, "drop .clone() on this line", None),
         (12, "drop .detach() on this line", None),  # which of the two?
         (6, "drop the softmax on this line, or use nll_loss", "    p = h"),
@@ -65,6 +68,8 @@ def source(tmp_path: Path) -> Path:
         (8, "drop dropout=0.1 on line 8", "    layer = torch.nn.GRU(8, 16)"),
         (8, "give torch.nn.GRU device=x.device on line 8",
          "    layer = torch.nn.GRU(8, 16, dropout=0.1, device=x.device)"),
+        (8, "give torch.nn.GRU device=next(x.parameters()).device on line 8",
+         "    layer = torch.nn.GRU(8, 16, dropout=0.1, device=next(x.parameters()).device)"),
         (8, "give torch.nn.GRU device=z.device on line 8", None),  # there is no z
         (8, "build rnn with input_size=4", "    layer = torch.nn.GRU(4, 16, dropout=0.1)"),
         (16, "build 2 with in_features=8", None),  # what declares a model builds no layer
@@ -123,10 +128,12 @@ class TwiceCut(Cut):
 BATCH = (torch.randn(8, 5),), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
 
 
-def found(model: Any, check: str = "gradients-exist", **fields: Any) -> Finding:
+def found(
+    model: Any, check: str = "gradients-exist", *, status: str = "violated", **fields: Any
+) -> Finding:
     made = Contract(model=model, batch=BATCH, **{"loss": F.cross_entropy, **fields})
     first = made.check([check]).findings[0]
-    assert first.status == "violated", first
+    assert first.status == status, first
     return first
 
 
@@ -207,6 +214,29 @@ def test_whole_numbers_give_activations_no_dtype(helper: bool) -> None:
         assert finding.edit is not None
         assert finding.edit.new.strip() == "h = self.table(ids).to(self.heads[0].weight.dtype)"
         assert finding.edit.tried == "passes"
+class Measured(Cut):
+    def forward(self, x: Any) -> Any:
+        h = torch.tanh(self.body(x)).detach().numpy()
+        return torch.from_numpy(h)
+
+
+def test_an_edit_that_was_tried_and_cannot_be_right_is_left_out() -> None:
+    def broken(status: str, code: str, line: int, because: str = "") -> Finding:
+        place = Location(file="net.py", line=line, text="")
+        return Finding(status=status, summary="", code=code, location=place, because=because)
+
+    edit = Edit(file="net.py", line=5, old="a", new="b")
+    first = broken("violated", "matmul-shapes", 5, "6 is not 8")
+    again, other, moved, later = (
+        broken("violated", "matmul-shapes", 5, "6 is not 10"),
+        broken("violated", "kernel-missing", 5),
+        broken("violated", "matmul-shapes", 9),
+        broken("violated", "cat-sizes", 9),
+    )
+    assert [misleads(first, edit, (f,)) for f in (again, other, moved, later)] == [True, True, False, False]  # fmt: skip
+    assert misleads(broken("suspicious", "matmul-shapes", 5), edit, (moved,))
+    finding = found(Measured, "backward")  # numpy() refuses a tensor with a graph
+    assert (finding.edit, finding.fix) == (None, "")
 
 
 def test_an_edit_of_what_builds_the_model() -> None:
