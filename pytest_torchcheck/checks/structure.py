@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..batches import Batch
+    from ..findings import Location
     from ..probes.numbers.signal_facts import Averaging
     from ..probes.numbers.views import Moved
     from ..probes.placement import Stray
@@ -305,7 +306,10 @@ def axis_order(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the forward takes no view of two dimensions or more")
         return
     wrong = [one for one in seen.moved if one.certain]
-    if not wrong and seen.moved:
+    if wrong and (other := _resized(subject)) is not None:
+        elsewhere, stop = _views_of(subject, other)
+        wrong = [one for one in wrong if not _by_chance(one, elsewhere, stop)]
+    elif not wrong and seen.moved:
         known = {(one.location, one.was, one.now) for one in seen.moved}
         wrong = [
             one
@@ -322,17 +326,35 @@ def _at_other_sizes(subject: Subject) -> list[Moved]:
     """Return what the views of forwards do with every free size changed by one, and with larger images."""
     found: list[Moved] = []
     for other in (_resized(subject), _enlarged(subject, 5, 4), _enlarged(subject, 3, 2)):
-        if other is None or found:
-            continue
-        with (
-            subject.pristine(train=True, seeded=True) as model,
-            torch.no_grad(),
-            SignalWatch(model, None) as watch,
-            contextlib.suppress(SubjectError),
-        ):
-            subject.call(model, other.clone())
-        found = [one for one in watch.seen.moved if one.certain]
+        if other is not None and not found:
+            found = [one for one in _views_of(subject, other)[0] if one.certain]
     return found
+
+
+def _views_of(subject: Subject, batch: Batch) -> tuple[list[Moved], Location | bool]:
+    """Return what the views of a forward do; and whether it ran, or the line where it stopped."""
+    stop: Location | bool = True
+    with (
+        subject.pristine(train=True, seeded=True) as model,
+        torch.no_grad(),
+        SignalWatch(model, None) as watch,
+    ):
+        try:
+            subject.call(model, batch.clone())
+        except SubjectError as error:
+            stop = sources.of_error(error.error) or False
+    return watch.seen.moved, stop
+
+
+def _by_chance(one: Moved, elsewhere: list[Moved], stop: Location | bool) -> bool:
+    """Say whether two dimensions are alike at the drawn sizes alone: at others their view fits no more, or is another."""
+    if any((m.location, m.was, m.now) == (one.location, one.was, one.now) for m in elsewhere):
+        return False
+    return stop is True or (
+        one.location is not None
+        and not isinstance(stop, bool)
+        and (stop.file, stop.line) == (one.location.file, one.location.line)
+    )
 
 
 def _resized(subject: Subject) -> Batch | None:

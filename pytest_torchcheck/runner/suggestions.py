@@ -19,6 +19,7 @@ from .. import sources
 from ..loop.closures import functions_of
 from ..sources import edits
 from ..sources.rewriting import edit_of
+from .selection import cases
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +50,7 @@ def with_edits(
         if finding.status not in ("violated", "suspicious"):
             made.append(finding)
             continue
-        edit, fix = edit_of(finding), finding.fix
+        edit, fix = edit_of(finding), _declared(runner, case, finding.fix)
         if edit is not None:
             if seconds <= MOST_SECONDS and case.device == "cpu" and runner.trials:
                 edit = _tried(runner, case, found, finding, edit)
@@ -66,6 +67,27 @@ def _sizes(runner: Runner, case: Case) -> Mapping[str, int]:
         return {}
     batch = runner.subject(case).cache.get(("batch", 0))
     return {} if batch is None else batch.sizes
+
+
+_SIZED: Final = re.compile(r"give [^;]+? size (\d+) instead of \d+ in dimension (\d+)")
+
+
+def _declared(runner: Runner, case: Case, fix: str) -> str:
+    """Return a fix that gives inputs another size, where a symbol of the declaration is meant: by the symbol."""
+    if (said := _SIZED.search(fix)) is None or runner.contract.model is None:
+        return fix
+    source, size, dim = runner.subject(case).source, said[1], int(said[2])
+    batch = source.base()
+    follow = {
+        path: symbol
+        for symbol in batch.sizes
+        for path, axis in source.axes(symbol).items()
+        if axis == dim
+    }
+    long = [path for path, leaf in batch.input_leaves() if getattr(leaf, "ndim", 0) > dim]
+    symbols = {follow.get(path) for path in long}
+    symbol = symbols.pop() if len(symbols) == 1 else None
+    return fix if symbol is None else fix.replace(said[0], f"declare {symbol}={size}")
 
 
 def _said(edit: Edit, fix: str) -> str:
@@ -107,10 +129,26 @@ def _tried(
         )
         try:
             after = again.run(case)
+            seen = judged(found, finding, after)
+            elsewhere = _of_sizes(runner, case, edit) if seen == "passes" else None
+            named = {culprit.name for culprit in finding.culprits}
+            if elsewhere is not None and any(
+                f.code == finding.code and named & {culprit.name for culprit in f.culprits}
+                for f in again.run(elsewhere)
+            ):
+                return None  # it fits the drawn sizes alone
         finally:
             again.close()
-    seen = judged(found, finding, after)
     return None if seen == "fails" and misleads(finding, edit, after) else replace(edit, tried=seen)
+
+
+def _of_sizes(runner: Runner, case: Case, edit: Edit) -> Case | None:
+    """Return the case that runs the model at other sizes, where an edit brings in a number; None where it was that."""
+    if not set(re.findall(r"\d+", edit.new)) - set(re.findall(r"\d+", edit.old)):
+        return None
+    others = cases(runner.contract, devices=[case.device])
+    named = (c for c in others if c.check.name == "batch-sizes" and c.dtype == case.dtype)
+    return next((c for c in named if c.id != case.id), None)
 
 
 MOST_SECONDS: Final = 3.0
@@ -199,9 +237,18 @@ def _edited_code(old: types.CodeType, edit: Edit) -> types.CodeType | None:
     while stack:
         code = stack.pop()
         if (code.co_qualname, code.co_firstlineno) == (old.co_qualname, old.co_firstlineno):
-            return code if code.co_freevars == old.co_freevars else None
+            # a default on the line of a def is no part of its code: nothing would be tried
+            return (
+                code if code.co_freevars == old.co_freevars and _does(code) != _does(old) else None
+            )
         stack += [one for one in code.co_consts if isinstance(one, types.CodeType)]
     return None
+
+
+def _does(code: types.CodeType) -> list[object]:
+    """Return what a function's code does, without the places where it is written."""
+    inner = [_does(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
+    return [code.co_code, code.co_names, code.co_varnames, inner]
 
 
 def judged(

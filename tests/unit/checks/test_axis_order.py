@@ -192,3 +192,22 @@ def test_the_order_in_which_dimensions_stay() -> None:
     assert order((4, 1, 9, 16), (4, 9, 1, 16)) == (0, 1, 2, 3)
     assert order((5, 7), (35, 1)) == (0, 1)
     assert order((12, 3), (6, 6)) is None
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_two_sizes_that_are_alike_by_chance(wrong: bool) -> None:
+    """A literal that is as large as the drawn length is no dimension that was moved: other lengths do not fit it."""
+
+    def literal(x: Tensor) -> Tensor:
+        return torch.tanh(x.view(x.shape[0], 4, 3, 9))
+
+    def of_input(x: Tensor) -> Tensor:
+        return torch.tanh(x.view(x.shape[0], 4, 3, x.shape[1]))
+
+    contract = Contract(
+        model=Head(Does(of_input if wrong else literal)),
+        inputs="B T 12", sizes={"B": (2, 5), "T": (2, 9)}, targets="B", loss=F.mse_loss,
+        batch=((torch.randn(4, 9, 12),), torch.randn(4)),
+    )  # fmt: skip
+    (found,) = contract.check(["axis-order"]).findings
+    assert found.code == ("axes-swapped" if wrong else "held")

@@ -49,7 +49,7 @@ IDS = Tokens("B 7", vocab=20)
     [
         (Pictures, ("B 3 16 16", IDS), "give image size 12 instead of 16 in dimensions 2 and 3"),
         (Pictures, (IDS, "B 3 12 12"), "give image and ids in the other order"),
-        (Pictures, ("B 12 12 3", IDS), "give image with its last dimension, the channels, as dimension 1"),
+        (Pictures, ("B 12 12 3", IDS), "give image with its channels in dimension 1, as .movedim(-1, 1) does"),
         (Placed, Tokens("B 14", vocab=20), "give ids size 10 instead of 14 in dimension 1"),
     ],
 )  # fmt: skip

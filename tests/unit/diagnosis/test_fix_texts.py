@@ -51,3 +51,51 @@ class Attends(Drops):
 def test_dropout_is_turned_off_where_it_is_turned_on(model: Any, fix: str) -> None:
     finding = only(Contract(model=model, inputs="B 6", **CLASSES), "eval-determinism")
     assert finding.fix.startswith(fix)
+
+
+class Flattened(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 4), nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.body(x).flatten(1))
+
+
+class Averaged(Flattened):
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.body(x).mean(1))
+
+
+class Long(Flattened):
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.head = nn.Linear(20, 3)
+
+
+class Cut(Flattened):
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.body(x)
+        h = h.view(len(x), 2, 11)
+        return self.head(h.mean(1))
+
+
+def test_an_edit_that_fits_the_drawn_sizes_alone_is_left_out() -> None:
+    declared: dict[str, Any] = {"inputs": "B T 5", "sizes": {"T": (4, 9)}, **CLASSES}
+    fits = only(Contract(model=Averaged, **declared), "backward")
+    assert fits.edit.new.strip() == "self.head = nn.Linear(4, 3)"
+    drawn = only(Contract(model=Long, **declared), "backward")
+    assert (drawn.code, drawn.edit) == ("matmul-shapes", None)
+    assert drawn.fix == "if the model is right, declare T=5 (tried: the forward runs)"
+
+
+def test_a_view_is_given_sizes_by_the_shape_of_its_operand() -> None:
+    contract = Contract(model=lambda: Cut(11), inputs="B T 5", sizes={"T": (4, 9)}, **CLASSES)
+    finding = only(contract, "backward")
+    assert finding.fix.startswith(
+        "choose sizes with the product h.numel(), written by its shape, on line"
+    )

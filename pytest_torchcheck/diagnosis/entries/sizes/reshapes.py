@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from typing import TYPE_CHECKING
 
+from .... import sources
 from ....explanation import Explanation, clipped, numbers, on_line
 from ....sources import edits
 from ...crashes.layers import dropped, made_from, named_source
@@ -53,7 +55,7 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         if -1 in wanted
         else f"{'*'.join(map(str, wanted))} = {fixed}, not {size}"
     )
-    fix = f"choose sizes with the product {size}{scene.on_line}"
+    fix = f"choose sizes with {_viewed(scene, word)}{scene.on_line}"
     if shape:
         each = math.prod(shape[1:])
         if (
@@ -80,6 +82,20 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=fix,
         culprits=scene.blame(observed),
     )
+
+
+def _viewed(scene: Scene, word: str) -> str:
+    """Return what the sizes of a view multiply to: what was drawn says nothing of other batches."""
+    place = scene.location
+    calls = [] if place is None else sources.around(place.file, place.line, ast.Call)
+    named = [
+        c.func.value
+        for c in calls
+        if sources.called(c) == word and isinstance(c.func, ast.Attribute)
+    ]
+    if len(named) == 1 and isinstance(named[0], ast.Name) and named[0].id not in ("torch", "F"):
+        return f"the product {named[0].id}.numel(), written by its shape,"
+    return "as many elements as the tensor has, written by its shape,"
 
 
 @entry(r"view size is not compatible with input tensor's size and stride")
