@@ -124,6 +124,12 @@ ENTAILS = (
         "training does not lower a loss that rewards the wrong output",
     ),
     rule(
+        "loss-sign/*",
+        "loss-bounded/*",
+        "line",
+        "a loss that rewards the wrong output has no lowest value",
+    ),
+    rule(
         "loss-sound/loss-recreated loss-sound/loss-disconnected",
         f"gradients-exist/* weights-update/* input-influence/* dead-modules/* sampling-paths/* {STUCK}",
         "model",

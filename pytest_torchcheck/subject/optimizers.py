@@ -63,17 +63,17 @@ def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def require_steppable(model: nn.Module) -> None:
-    """See that torch's optimizers can hold what is to be trained.
+    """See that the checks' own optimizer can hold what is to be trained.
 
     Raises:
-        UnmeasurableError: A parameter is stored in a sparse layout, which none of them can update.
+        UnmeasurableError: A parameter is stored in a sparse layout, which it cannot update.
     """
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.layout != torch.strided:
             layout = str(parameter.layout).removeprefix("torch.")
             raise UnmeasurableError(
-                f"{name} is stored as {layout}, which no optimizer of torch's updates; declare the one that "
-                "trains it: optimizer=..."
+                f"{name} is stored as {layout}, which the checks' own optimizer (Adam) does not update; declare the "
+                "one that trains it: optimizer=..."
             )
 
 

@@ -45,7 +45,7 @@ def unbounded(
         lowest: The loss with the output's bias shifted by 1000.
         passed: Lines of clamps without effect, which were left out for that.
     """
-    term = _falling_term(loss, path, part, sign)
+    term, names = _falling_term(loss, path, part, sign)
     place = (term.location if term is not None else None) or loss_line(subject)
     way = "+inf" if sign > 0 else "-inf"
     name = path if part is None else f"{path}[{', '.join([':'] * part[0] + [str(part[1])])}]"
@@ -60,16 +60,20 @@ def unbounded(
         observed=f"with {name} shifted by {sign * 1e3:g}{without}, the loss of a training forward is {lowest:.4g}",
         cause=f"a term in {name} has the wrong sign: it rewards what it should limit",
         because=f"the loss falls by as much for any targets when {name} is shifted that way",
-        fix="compare the signs on this line with the formula; a KL divergence to a standard normal is "
-        "0.5 * (exp(log_var) + mean**2 - 1 - log_var), a Gaussian likelihood "
-        "0.5 * (log_var + (target - mean)**2 / exp(log_var))",
+        fix="compare the signs on this line with the formula"
+        + (
+            "; a KL divergence to a standard normal is 0.5 * (exp(log_var) + mean**2 - 1 - log_var), a "
+            "Gaussian likelihood 0.5 * (log_var + (target - mean)**2 / exp(log_var))"
+            if names & {"exp", "log", "gaussian_nll_loss"}
+            else ""
+        ),
     )
 
 
 def _falling_term(
     loss: LossOfOutput, path: str, part: tuple[int, int] | None, sign: float
-) -> Op | None:
-    """Return the last operation on single elements that falls with the output: the term as it is summed."""
+) -> tuple[Op | None, set[str]]:
+    """Return the last operation on single elements that falls with the output, the term as it is summed; and all names."""
 
     def traced(by: float) -> Trace:
         return record(lambda: loss.shifted(path, by, part).run()[0])
@@ -92,7 +96,7 @@ def _falling_term(
                 continue
             if float((after.values - before.values).sum()) < -math.prod(form(shape)):
                 term = a.op
-    return term
+    return term, {step.op.name.rpartition(".")[2].strip("_") for step in first.steps}
 
 
 def one_suits_all(subject: Subject, found: Suited) -> Finding:

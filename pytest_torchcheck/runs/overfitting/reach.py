@@ -69,8 +69,10 @@ def hopeless(subject: Subject, batch: Batch) -> str | None:
             return f"{floats} random target values were drawn, which no smooth model memorises"
         if wanted > _DRAWN_LABELS:
             return f"{wanted} random labels were drawn, too many to be memorised in a few steps"
-    if wanted > trainable or (drawn and 2 * wanted > trainable):
+    if wanted > trainable:
         return f"{wanted} target values cannot be met by {trainable} trainable parameters"
+    if drawn and (few := few_parameters(subject, batch)) is not None:
+        return f"{few}, and random ones need not be within their reach"
     if _twins(subject, batch):
         return "some samples have equal inputs and different targets"
     return None

@@ -263,3 +263,20 @@ def test_a_weight_is_named_as_its_line_can_name_it(model, code, at):
     assert found.code == "loss-at-start", str(found)
     assert f"nn.init.normal_({code}, std=0.02)" in found.fix
     assert ("# the line" in found.location.text) is at
+
+
+def test_a_loss_of_the_other_sign_is_one_cause() -> None:
+    """The fix names a formula where the loss computes such a one."""
+    labels = torch.arange(SIZE) % WIDTH
+    batch = ((torch.randn(SIZE, 6),), labels)
+    turned = Contract(
+        model=lambda: Heads(WIDTH), batch=batch, loss=lambda o, t: -F.cross_entropy(o, t)
+    )
+    report = turned.check(["loss-sign", "loss-bounded"])
+    assert [finding.code for finding in report.causes] == ["loss-sign"]
+    follower = next(f for f in report.findings if f.code == "loss-unbounded")
+    assert "KL divergence" not in follower.fix
+    squared = judged(
+        Heads(1, 1), torch.randn(SIZE, 1), lambda o, t: ((o[0] - t) ** 2 / o[1].exp() - o[1]).mean()
+    )
+    assert "KL divergence" in squared.fix

@@ -542,3 +542,8 @@ def test_one_of_two_outputs_may_be_the_same_for_all_samples(reads):
 
     found = check(model=lambda: Policy(nn.Linear(6, 2)), batch=lambda: ((x,), y), loss=likelihood)
     assert (found.code == "overfit-stuck") == (not reads)
+
+
+def test_few_parameters_for_drawn_targets_are_said_as_they_were_counted():
+    found = check(model=lambda: nn.Linear(5, 1), inputs="B 5", targets="B 1", loss=F.mse_loss)
+    assert "4 target values are more than half of the 6 trainable parameters" in found.summary

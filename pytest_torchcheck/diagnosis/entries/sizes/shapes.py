@@ -314,7 +314,7 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"tensor {match[4]} has {match[3]} where the first one has {match[2]}, outside "
             f"dimension {match[1]}"
         )
-        fix = f"crop, pad or interpolate tensor {match[4]} to {match[2]}{scene.on_line}"
+        fix = f"crop, pad or interpolate tensor {match[4]} to the size of the first{scene.on_line}"
         if len({fact.shape for fact in facts}) == 2 and abs(int(match[2]) - int(match[3])) == 1:
             cause += (
                 "; a difference of one often comes from an odd size that was halved and "
