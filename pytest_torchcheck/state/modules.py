@@ -153,7 +153,7 @@ class ModuleState:
                 held.update(items)
         for container, copy in self._containers:
             restore_container(container, copy)
-        self._outer.restore()
+        self._outer.restore(last=last)
         for put_back in self._kept:
             put_back()
         for cell, content in self._cells:

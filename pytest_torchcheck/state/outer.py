@@ -1,4 +1,4 @@
-"""Lists, dicts and sets outside a model that its own functions use by name: caches of a module's file."""
+"""Containers and random generators outside a model that its own functions use by name: those of a module's file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..objects.held import CONTAINERS, restore_container, shallow
+from ..objects.held import CONTAINERS, keeper, random_state, restore_container, shallow
 from ..objects.peek import names_in
 from ..sources import rank
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 _MOST = 4096
@@ -24,7 +26,15 @@ def outer_containers(module: nn.Module) -> dict[str, Any]:
     Args:
         module: The model, with its parts.
     """
-    found: dict[str, Any] = {}
+    return {name: value for name, value in _named(module) if _is_cache(value)}
+
+
+def _is_cache(value: Any) -> bool:
+    return isinstance(value, CONTAINERS) and len(shallow(value)) <= _MOST
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Iterate over what those functions name of their files, functions left out."""
     stack: list[Any] = []
     for cls in {kind for part in module.modules() for kind in type(part).__mro__}:
         if not cls.__module__.startswith(("torch.", "builtins")):
@@ -39,9 +49,8 @@ def outer_containers(module: nn.Module) -> dict[str, Any]:
             value = function.__globals__.get(name)
             if isinstance(value, types.FunctionType):
                 stack += [value] if _is_own(value) else []
-            elif isinstance(value, CONTAINERS) and len(shallow(value)) <= _MOST:
-                found[name] = value
-    return found
+            elif value is not None:
+                yield name, value
 
 
 def _is_own(value: Any) -> bool:
@@ -49,13 +58,21 @@ def _is_own(value: Any) -> bool:
 
 
 class OuterState:
-    """What such containers held; those that hold tensors are put back, counters and logs are left alone."""
+    """What such containers held; those that hold tensors are put back, counters and logs are left alone.
+
+    So are the states of random generators, once no run follows: that no seed reaches them is for checks to see.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self._kept = [(value, shallow(value)) for value in outer_containers(module).values()]
+        named = {id(value): value for _, value in _named(module)}.values()
+        self._kept = [(value, shallow(value)) for value in named if _is_cache(value)]
+        drawn = (keeper(value) for value in named if random_state(value) is not None)
+        self._drawn = [put_back for put_back in drawn if put_back is not None]
 
-    def restore(self) -> None:
-        """Put back the contents of those that hold a tensor now."""
+    def restore(self, *, last: bool = False) -> None:
+        """Put back the contents of those that hold a tensor now, and after the last run the generators."""
+        for put_back in self._drawn if last else ():
+            put_back()
         for container, items in self._kept:
             if holds_tensors(container):
                 restore_container(container, items)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, Ints, Labels
+from pytest_torchcheck.objects.held import random_state
 from pytest_torchcheck.state import ModuleState
 from pytest_torchcheck.state.outer import holds_tensors, outer_containers
 
@@ -110,3 +114,29 @@ def test_only_what_holds_tensors_is_put_back():
     assert CALLS == [7]
     assert holds_tensors([(1, kept)])
     assert not holds_tensors({"a": 1})
+
+
+TORCHS, NUMPYS, PYTHONS = (
+    torch.Generator().manual_seed(5),
+    np.random.default_rng(5),
+    random.Random(5),
+)
+
+
+class Draws(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        drawn = torch.rand((), generator=TORCHS), NUMPYS.random(), PYTHONS.random()
+        return self.head(x) if drawn else x
+
+
+@pytest.mark.parametrize("made", [Draws, Draws()])
+def test_the_generators_of_a_file_are_put_back_after_the_last_run(made):
+    then = [str(random_state(one)) for one in (TORCHS, NUMPYS, PYTHONS)]
+    fields = {"inputs": "B 4", "targets": Labels("B", classes=3), "loss": F.cross_entropy}
+    report = Contract(model=made, **fields).check(["backward", "eval-purity", "seeding"])
+    assert report.ok, str(report)
+    assert [str(random_state(one)) for one in (TORCHS, NUMPYS, PYTHONS)] == then
