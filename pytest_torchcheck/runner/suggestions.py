@@ -130,7 +130,8 @@ def _tried(
         try:
             after = again.run(case)
             seen = judged(found, finding, after)
-            elsewhere = _of_sizes(runner, case, edit) if seen == "passes" else None
+            whole = seen == "passes" and " or more " not in finding.fix  # other sizes may need more
+            elsewhere = _of_sizes(runner, case, edit) if whole else None
             named = {culprit.name for culprit in finding.culprits}
             if elsewhere is not None and any(
                 f.code == finding.code and named & {culprit.name for culprit in f.culprits}
