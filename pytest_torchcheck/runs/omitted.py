@@ -94,7 +94,8 @@ def _found(subject: Subject, pending: set[str]) -> dict[str, Omitted]:
 
 def _beside(subject: Subject, names: set[str]) -> Iterator[tuple[str, Omitted]]:
     """Yield the parameters that a branch reads which the forward did not take for the base batch."""
-    read = _read(subject, [], {}, names)
+    # what evaluation reads, training should too: that branch is the mode's
+    read = {**_read(subject, [], {}, names), **_read(subject, [], {}, names, train=False)}
     with subject.pristine():
         lines = in_untaken_branches(
             forward_and_loss(subject), subject.model, [name for name in names if name not in read]
@@ -105,10 +106,15 @@ def _beside(subject: Subject, names: set[str]) -> Iterator[tuple[str, Omitted]]:
 
 
 def _read(
-    subject: Subject, modules: list[str], given: dict[str, Any], names: set[str]
+    subject: Subject,
+    modules: list[str],
+    given: dict[str, Any],
+    names: set[str],
+    *,
+    train: bool = True,
 ) -> dict[str, Location | None]:
     batch = subject.batch().clone()
-    with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
+    with subject.pristine(train=train, seeded=True) as model, torch.no_grad():
         hosts = [model.get_submodule(module) for module in modules]
         return read_with(lambda: subject.call(model, batch), model, hosts, given, names)
 
