@@ -347,7 +347,7 @@ def _views_of(subject: Subject, batch: Batch) -> tuple[list[Moved], Location | b
 
 
 def _by_chance(one: Moved, elsewhere: list[Moved], stop: Location | bool) -> bool:
-    """Say whether two dimensions are alike at the drawn sizes alone: at others their view fits no more, or is another."""
+    """Say whether two dimensions are alike at the drawn sizes alone: at others their view fits no more."""
     if any((m.location, m.was, m.now) == (one.location, one.was, one.now) for m in elsewhere):
         return False
     return stop is True or (

@@ -394,6 +394,6 @@ class PristineModel:
     def call(self, model: nn.Module, batch: Batch) -> Any:
         """Call the model with a batch as it is."""
         deadline.keep()
-        with self.phase("forward", batch, lambda: self.contract.invoke(model, batch)):
+        with self.phase("forward", batch, lambda: opened(self.contract.invoke(model, batch))):
             self.rehearsal.forward(model, batch, self.contract.invoke)
             return opened(self.graphs.call(model, lambda: self.contract.invoke(model, batch)))

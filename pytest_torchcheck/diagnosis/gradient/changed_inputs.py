@@ -57,7 +57,8 @@ def _elsewhere(place: Location | None) -> str:
             whole = ast.BinOp(
                 ast.parse(ast.unparse(node.target), mode="eval").body, node.op, node.value
             )
-            return f"write to a new tensor: {ast.unparse(node.target)} = {ast.unparse(whole)} instead of {ast.unparse(node)}"
+            name, instead = ast.unparse(node.target), ast.unparse(whole)
+            return f"write to a new tensor: {name} = {instead} instead of {ast.unparse(node)}"
     return "write to a new tensor instead of in place"
 
 

@@ -73,7 +73,7 @@ def unbounded(
 def _falling_term(
     loss: LossOfOutput, path: str, part: tuple[int, int] | None, sign: float
 ) -> tuple[Op | None, set[str]]:
-    """Return the last operation on single elements that falls with the output, the term as it is summed; and all names."""
+    """Return the last operation on single elements that falls with the output, and all names."""
 
     def traced(by: float) -> Trace:
         return record(lambda: loss.shifted(path, by, part).run()[0])

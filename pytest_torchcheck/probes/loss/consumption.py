@@ -31,6 +31,9 @@ LOSSES = frozenset(
         "F.poisson_nll_loss", "F.soft_margin_loss", "F.ctc_loss",
     }
 )  # fmt: skip
+_STRETCHING = (
+    "mse", "l1", "huber", "binary", "kl_div", "soft_margin", "margin_ranking", "poisson", "gaussian",
+)  # fmt: skip
 ACTIVATIONS = (
     "softmax",
     "log_softmax",
@@ -331,20 +334,7 @@ class LossWatch(Watch):
             return  # not elementwise: class indices against logits
         if self._inside and sorted((a.shape, b.shape), key=len) != [joint[:1], (joint[0], 1)]:
             return  # one number of each sample against a row of them: anything else may be meant
-        if name.startswith("F.") and not any(
-            word in bare
-            for word in (
-                "mse",
-                "l1",
-                "huber",
-                "binary",
-                "kl_div",
-                "soft_margin",
-                "margin_ranking",
-                "poisson",
-                "gaussian",
-            )
-        ):
+        if name.startswith("F.") and not any(word in bare for word in _STRETCHING):
             return
         op, shapes = self.op(name), (tuple(a.shape), tuple(b.shape))
         pair = Broadcast(

@@ -57,7 +57,7 @@ def in_untaken_branches(
 
 
 def _places(model: nn.Module, name: str) -> Iterator[tuple[nn.Module, list[_Node]]]:
-    """Iterate over the modules on the way to a parameter, with what their classes read of it outside of ``__init__``."""
+    """Iterate over the modules on the way to a parameter, with what their classes read of it after construction."""
     parts = name.split(".")
     for depth, word in enumerate(parts):
         owner = model.get_submodule(".".join(parts[:depth]))
@@ -110,7 +110,7 @@ def _span(node: ast.expr) -> tuple[Any, ...]:
 def _line(
     ran: set[tuple[Any, ...]], owner: nn.Module, file: str, node: ast.Attribute
 ) -> Location | None:
-    """Return the line of a place that did not run, where its function did and the data decide whether it comes there."""
+    """Return the line of a place that did not run, where its function did and the data decide about it."""
     function = sources.function_around(file, node.lineno)
     if function is None or not any(
         at == file and line is not None and function.lineno <= line <= (function.end_lineno or line)
@@ -168,7 +168,7 @@ def _is_own(node: ast.AST, name: str = "") -> bool:
 
 
 def _changes(owner: nn.Module, name: str) -> bool:
-    """Say whether an attribute is data of a module, or one that a method of its class other than the constructor sets."""
+    """Say whether an attribute is data of a module, or one that a method other than the constructor sets."""
     return isinstance(getattr(owner, name, None), torch.Tensor) or any(
         _is_own(n, name) and isinstance(n.ctx, ast.Store)  # type: ignore[attr-defined]
         for _, function in _methods(owner)

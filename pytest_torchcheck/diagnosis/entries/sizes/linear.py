@@ -23,7 +23,6 @@ from ...crashes.table import entry
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Sequence
 
     import torch
 
@@ -100,25 +99,12 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         **common,
         cause=cause,
         because=because,
-        fix=_for_any_size(scene, sizes)
-        + edit(scene, origin, place, got, f"build {name} with in_features={got}")
+        fix=edit(scene, origin, place, got, f"build {name} with in_features={got}")
         + or_declared(scene, want, got),
         culprits=scene.culprit(detail=f"takes {want} features, got {got}")
         + scene.call_culprit()
         + size_values(scene, beside=place),
         location=place,
-    )
-
-
-def _for_any_size(scene: Scene, factors: Sequence[int]) -> str:
-    """Say what takes any value of a size that was drawn, where a flattened tensor has it for a factor."""
-    named: dict[str, int] = getattr(scene.batch, "sizes", None) or {}
-    drawn = next((n for n, v in named.items() if v in factors[1:] and v != scene.batch_size()), "")
-    return (
-        f"pool over {drawn} before {scene.module_name}, or over any size that may change; if {drawn} is always "
-        f"{named[drawn]}: "
-        if drawn
-        else ""
     )
 
 
