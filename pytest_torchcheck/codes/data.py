@@ -32,6 +32,7 @@ flipped_apart = One("data.relations.flipped_apart:told", "target-flipped-apart",
 dropped_result = One("data.relations.dropped_results:told", "result-unread")
 faint = One("data.relations.faint_bytes:told", "sample-faint")
 empty = One("data.explaining.samples:empty", "dataset-empty", doubtful=True)
+used_up = One("data.explaining.order:stream_used_up", "epoch-empty")
 nothing = One("data.explaining.unlike_samples:nothing", "dataset-empty")
 stood_in = One("data.relations.stood_in:told", "samples-identical")
 identical = One("data.explaining.samples:identical", "samples-identical")

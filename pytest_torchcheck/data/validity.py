@@ -294,6 +294,7 @@ class Survey:
         errors: Those that could not, at most 8.
         seed: Sample ``i`` was read after ``seed_process(seed + i)``.
         seconds: How long the reading took, in this process.
+        used_up: Whether a stream that ended gives no sample when it is iterated over again.
     """
 
     part: Part
@@ -302,6 +303,7 @@ class Survey:
     errors: tuple[ReadError, ...]
     seed: int
     seconds: float = 0.0
+    used_up: bool = False
 
     @property
     def read(self) -> str:
@@ -333,6 +335,8 @@ def survey(part: Part, *, seed: int = 0, most: int = MOST_SAMPLES) -> Survey:
             seconds += time.perf_counter() - began
             samples.append(describe_sample(index, sample))
             began = time.perf_counter()
+        ended = count is None and not errors and 0 < len(samples) < most
+        used_up = ended and not _begins_again(part.dataset, seed)
     return Survey(
         part=part,
         count=count,
@@ -340,7 +344,17 @@ def survey(part: Part, *, seed: int = 0, most: int = MOST_SAMPLES) -> Survey:
         errors=tuple(errors),
         seed=seed,
         seconds=seconds,
+        used_up=used_up,
     )
+
+
+def _begins_again(dataset: Any, seed: int) -> bool:
+    """Say whether a stream gives a sample when it is iterated over once more, or an error that tells of it."""
+    seed_process(seed)
+    try:
+        return any(True for _ in islice(iter(dataset), 1))
+    except Exception:  # the user's dataset may raise anything: it is not empty
+        return True
 
 
 def _read_all(

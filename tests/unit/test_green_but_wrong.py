@@ -287,6 +287,24 @@ def test_nothing_to_read_is_a_violation() -> None:
         assert not report.ok
 
 
+class Once(torch.utils.data.IterableDataset[Any]):
+    """Goes on with what it has opened, or opens it anew."""
+
+    def __init__(self, *, anew: bool) -> None:
+        self.anew = anew
+        self.rows = map(float, range(9))
+
+    def __iter__(self) -> Any:
+        rows = map(float, range(9)) if self.anew else self.rows
+        return ((torch.tensor([row]), int(row) % 3) for row in rows)
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_stream_that_gives_its_samples_once_is_a_violation(anew: bool) -> None:
+    report = Contract(dataset=Once(anew=anew), loader={"batch_size": 3}).check()
+    assert codes(report) == ({} if anew else {"epoch-empty": "violated"})
+
+
 class Forgets(torch.utils.data.Dataset[Any]):
     """Fills its samples with nothing."""
 

@@ -109,6 +109,7 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
             *explain.elsewhere(found),
             *explain.inconsistent(found, collates, subject.contract.location),
             *_out_of_range(subject, found),
+            *([explain.used_up(found)] if found.used_up else []),
             *([explain.identical(found)] if validity.identical_inputs(found) else []),
         ]
         if not bad and (pale := faint_bytes.faint(found)) is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..plan import Part
     from ..relations.near_samples import Near
     from ..splits import Overlap
+    from ..validity import Survey
 
 
 def order_wrong(
@@ -78,13 +79,24 @@ def order_wrong(
 
 def _used_up(part: Part, found: Order, sampler: Any, place: Location | None) -> Finding:
     """A sampler that has nothing left after its first epoch: it iterates over an iterator that it holds."""
-    name, own = found.sampler or "the sampler", attributes(sampler)
+    name = found.sampler or "the sampler"
+    return _emptied(part, name, sampler, f"{found.count} indices", place)
+
+
+def stream_used_up(survey: Survey) -> Finding:
+    """A stream that has nothing left after its first epoch."""
+    part = survey.part
+    return _emptied(part, part.name, part.own, survey.read, part.class_line)
+
+
+def _emptied(part: Part, name: str, owner: Any, gave: str, place: Location | None) -> Finding:
+    own = attributes(owner)
     held = next((key for key, value in own.items() if isinstance(value, Iterator)), "")
-    made = sources.of_assignment(sampler, held) if held else None
+    made = sources.of_assignment(owner, held) if held else None
     kind = type(own.get(held)).__name__
     return violated(
         "epoch-empty",
-        f"{part.prefix}{name} gives {found.count} indices in its first epoch, and none in the next",
+        f"{part.prefix}{name} gives {gave} in its first epoch, and none in the next",
         culprits=[
             *(dataset_culprit(part, f"{name}.{held}", f"is a {kind}", made),) * bool(held),
             dataset_culprit(part, name, "is used up", place),
@@ -94,7 +106,7 @@ def _used_up(part: Part, found: Order, sampler: Any, place: Location | None) -> 
         cause=f"{held} is an iterator: it gives its items once"
         if held
         else "what it reads from is used up",
-        because=f"the attribute {held} of the sampler is of type {kind}"
+        because=f"its attribute {held} is of type {kind}"
         if held
         else "the second epoch ended at once",
         fix=f"keep a list: list(...){on_line(made)}"
