@@ -8,7 +8,7 @@ import itertools
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -23,6 +23,11 @@ _DEPTH = 8
 _MOST = 10_000
 
 
+def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    """Say whether a value is a tensor, not only something whose ``__class__`` says so, as a mock's does."""
+    return issubclass(type(value), torch.Tensor)
+
+
 def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
     """Iterate over ``(path, leaf)`` of tensors and plain values in nested containers and objects.
 
@@ -35,7 +40,7 @@ def leaves(value: Any, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[st
 
 
 def _leaves(value: Any, path: str, depth: int, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, torch.Tensor) or depth == 0 or type(value) in PLAIN:
+    if is_tensor(value) or depth == 0 or type(value) in PLAIN:
         yield path, value
         return
     parts = None if id(value) in above else _parts(value)
@@ -80,7 +85,7 @@ def _of_distribution(value: Any) -> list[tuple[str, Any]]:
         k: item for k, item in attributes(value).items() if not k.startswith(("_cached", "_inv"))
     }
     named = attribute(value, "arg_constraints") or held
-    own = sorted(k for k, item in held.items() if isinstance(item, torch.Tensor) and k in named)
+    own = sorted(k for k, item in held.items() if is_tensor(item) and k in named)
     built = [
         k for k, item in held.items()
         if isinstance(item, torch.distributions.Distribution | torch.distributions.Transform)
@@ -98,7 +103,7 @@ def _of_closure(function: types.FunctionType) -> list[tuple[str, Any]] | None:
 
 def _by_values(item: Any) -> tuple[str, list[float]]:
     """Order the elements of a set by what they hold, so that equal sets give equal sequences."""
-    if not isinstance(item, torch.Tensor):
+    if not is_tensor(item):
         return shown(item), []
     if item.device.type == "meta":
         return f"{item.dtype} {list(item.shape)}", []
@@ -174,7 +179,7 @@ def substitute(value: Any, others: Mapping[int, torch.Tensor]) -> Any:
     Returns:
         The new structure, or None for one that cannot be rebuilt.
     """
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         return others.get(id(value), value)
     if isinstance(value, dict):
         made = {key: substitute(item, others) for key, item in value.items()}
@@ -198,7 +203,7 @@ def substitute(value: Any, others: Mapping[int, torch.Tensor]) -> Any:
 
 def tensors(value: Any, root: str = "output") -> dict[str, torch.Tensor]:
     """Return every tensor of ``value`` by its path below ``root``."""
-    return {path: leaf for path, leaf in leaves(value, root) if isinstance(leaf, torch.Tensor)}
+    return {path: leaf for path, leaf in leaves(value, root) if is_tensor(leaf)}
 
 
 def floats(value: Any, root: str = "output") -> dict[str, torch.Tensor]:
@@ -215,9 +220,7 @@ def signature(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple(
         (
             path,
-            f"{leaf.dtype} rank {leaf.dim()}"
-            if isinstance(leaf, torch.Tensor)
-            else type(leaf).__name__,
+            f"{leaf.dtype} rank {leaf.dim()}" if is_tensor(leaf) else type(leaf).__name__,
         )
         for path, leaf in leaves(value)
     )

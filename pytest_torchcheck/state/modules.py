@@ -30,7 +30,7 @@ from ..objects.held import (
     within,
 )
 from ..objects.peek import NONE, attributes, cells, entries
-from ..objects.trees import storage_of
+from ..objects.trees import is_tensor, storage_of
 from .outer import OuterState
 from .tensors import TensorState, is_lazy
 
@@ -225,7 +225,7 @@ class ModuleState:
                 continue
             self._seen.add(id(thing))
             self._keep.append(thing)
-            if isinstance(thing, torch.Tensor):
+            if is_tensor(thing):
                 self._take_tensor(thing)
             elif isinstance(thing, nn.Module):
                 stack.extend(self._take_module(thing))

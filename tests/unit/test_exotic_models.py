@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
@@ -514,4 +515,18 @@ def test_containers_without_a_length_and_listed_parameters() -> None:
     torch.manual_seed(0)
     batch = ((torch.randn(6, 4),), torch.randn(6, 2))
     report = Contract(model=ListsParameters, batch=batch, loss=F.mse_loss).check()
+    assert [f for f in report.findings if f.status in ("error", "violated")] == []
+
+
+def test_a_mock_of_a_tensor_is_none() -> None:
+    class Holding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.held = _net(), mock.MagicMock(spec=torch.Tensor)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)
+
+    batch = ((torch.randn(6, 4),), torch.randn(6, 2))
+    report = Contract(model=Holding, batch=batch, loss=F.mse_loss).check()
     assert [f for f in report.findings if f.status in ("error", "violated")] == []

@@ -17,6 +17,7 @@ from torch import nn
 from ... import sources
 from ...lean import dataclass
 from ...objects.peek import PLAIN, attributes, slots
+from ...objects.trees import is_tensor
 from ...state.modules import ATOMS, FOREIGN
 from ...state.tensors import is_lazy
 from ...text.printable import shown
@@ -179,7 +180,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
         if id(thing) in seen or id(thing) in registered:
             continue
         seen.add(id(thing))
-        if isinstance(thing, torch.Tensor):
+        if is_tensor(thing):
             if not is_lazy(thing):
                 yield path, via, thing
         elif isinstance(thing, nn.Module):
