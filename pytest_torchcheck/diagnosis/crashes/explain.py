@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from ... import deadline
 from ...explanation import PHASE_WORDS, Explanation, clipped, listed
 from ...state.modules import ModuleState
+from ...text.printable import UNREADABLE
 from .layers import input_of, with_squeeze
 from .scene import Scene
 from .table import entries
@@ -141,22 +142,26 @@ def _unknown(scene: Scene) -> Explanation:
     place = scene.location
     refuses = place is not None and place.text.startswith(("raise ", "assert "))
     called_by = op.name if op is not None else "the call"
+    told = scene.first_line and not scene.message.startswith(UNREADABLE)
+    if place and refuses:
+        cause = f"your own code rejects its input: line {place.line} raises {name}"
+        fix = f"{'pass what the message asks for, or ' if told else ''}correct the condition before line {place.line}"
+    elif place:
+        reason = "; its message gives the reason" if told else ""
+        cause = f"{called_by} on line {place.line} raises {name}{reason}"
+        fix = f"fix the call on line {place.line}" + ("; see the message above" if told else "")
+    else:
+        cause, fix = f"{name} was raised outside your own code", "see the traceback in the report"
     return scene.explain(
         code="crash",
         summary=f"{where} raises {name}{at}: {clipped(message, 140)}",
         observed=(f"running: {path}" if path else f"phase: {scene.phase}")
         + (called or _line_values(scene)),
-        cause=f"your own code rejects its input: line {place.line} raises {name}"
-        if place and refuses
-        else f"{called_by} on line {place.line} raises {name}; its message gives the reason"
-        if place
-        else f"{name} was raised outside your own code",
-        because=f"the message is {scene.first_line!r}" if scene.first_line else "it has no message",
-        fix=f"pass what the message asks for, or correct the condition before line {place.line}"
-        if place and refuses
-        else f"fix the call on line {place.line}; see the message above"
-        if place
-        else "see the traceback in the report",
+        cause=cause,
+        because=f"the message is {scene.first_line!r}"
+        if told
+        else f"it has no message {scene.first_line}".rstrip(),
+        fix=fix,
     )
 
 

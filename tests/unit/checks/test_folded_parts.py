@@ -130,9 +130,9 @@ class Chosen(Adapted):
     """Adds the product in evaluation too, by a condition of its own."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = (
-            self.base.weight + (0.0 if self.training else 2.5) * self.up.weight @ self.down.weight
-        )
+        weight = self.base.weight
+        if not self.training:
+            weight = weight + self.size * self.up.weight @ self.down.weight
         added = x.dim() > 0  # HERE
         y = F.linear(x, weight, self.base.bias)
         return y + self.size * F.linear(self.down(x), self.up.weight) if added else y

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_torchcheck import Contract, Integers
+from pytest_torchcheck import Contract, Ints
 
 
 class Carried(nn.Module):
@@ -93,7 +93,7 @@ def test_an_input_that_is_compared_with_what_steps_will_store_is_not_ignored(
 ) -> None:
     contract = Contract(
         model=lambda: Neighbours(compares=compares),
-        inputs={"x": "B 4", "number": Integers("B", low=0, high=50)},
+        inputs={"x": "B 4", "number": Ints("B", low=0, high=50)},
         sizes={"B": 6},
     )
     report = contract.check(["input-influence"])
