@@ -19,6 +19,7 @@ from ..runs.outputs import (
     other_batch_dim,
     output_rows,
     outputs_of,
+    undetermined,
 )
 from ..runs.variants.orders import another_first
 from ..runs.variants.woken import also_woken
@@ -45,6 +46,8 @@ ROUNDED = 1e-5
 deep models."""
 
 _FEW = 4  # samples that are mixed with each other and put in another order
+
+UNDETERMINED = "two equal runs in eval mode differ, so that other ones cannot be compared"
 
 _QUANTIZED = ("quantized", "ao.nn")
 
@@ -105,6 +108,9 @@ def independence(subject: Subject) -> Iterator[Finding]:
         return
     first = torch.zeros(1, dtype=torch.int64)
     leaks = compare(subject, batch, mixed, rows, first, first, known=(known, others))
+    if leaks is not None and undetermined(subject):
+        yield inconclusive(UNDETERMINED)
+        return
     if leaks is not None:
         dim = other_batch_dim(subject)
         yield (

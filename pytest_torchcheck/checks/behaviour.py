@@ -13,6 +13,7 @@ from ..objects.held import set_random_state
 from ..objects.modes import own_trains
 from ..probes.shared_noise import shared_noise
 from ..runs.facts import copied, forward_facts, outputs
+from ..runs.outputs import undetermined
 from ..runs.remembering import overwritten, remembered, trained_otherwise
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
 from ..runs.training.observation import digests
@@ -21,7 +22,7 @@ from ..specs.compare import beyond, mismatch
 from ..state import has_drawn, random_states, saved_state, seed_everything, seed_torch
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
-from .batching import ROUNDING
+from .batching import ROUNDING, UNDETERMINED
 from .sizes import examples
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def _determinism(subject: Subject) -> Iterator[Finding]:
         again = outputs(subject, subject.batch().clone())  # a clone is run anew
         floor = {path: trees.worst(first[path], again[path]) for path in moved}
         moved = [p for p in moved if trees.worst(first[p], second[p]) > 4 * floor[p]]
+    if moved and not forward_facts(subject).consumed and undetermined(subject):
+        yield inconclusive(UNDETERMINED)
+        return
     if moved:
         gap = max(trees.worst(first[p], second[p]) for p in moved if p in second)
         yield explain.random_in_eval(subject, moved, gap)

@@ -85,6 +85,17 @@ def expectations(subject: Subject) -> Expected:
     return known
 
 
+@remembered("undetermined")
+def undetermined(subject: Subject) -> bool:
+    """Say whether two evaluations of the base batch differ that begin from one state and one seed; cached.
+
+    Then something decides the output that is neither: the time, the operating system, state outside of the model.
+    Cost: one forward; ask only where two evaluations that should agree do not.
+    """
+    again = outputs(subject, subject.batch().clone())
+    return gap({path: trees.dense(t) for path, t in again.items()}, reference(subject)) is not None
+
+
 def unlike(subject: Subject, model: nn.Module, expected: Expected) -> tuple[str, float] | None:
     """Return where a model's outputs lie apart from the expected ones: of two samples, then of all.
 

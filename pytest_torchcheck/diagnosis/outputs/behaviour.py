@@ -14,6 +14,7 @@ from ...findings import Culprit, Finding
 from ...objects import trees
 from ...objects.modes import takes_mode
 from ...probes.randomness import generators
+from ...runs.outputs import undetermined
 from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
@@ -76,6 +77,7 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
     kept += eval_lines.reading_lines(kept)
     resets = next(filter(None, (eval_lines.resetting(subject, one) for one in kept)), None)
     judge = violated if resets is None else suspicious
+    elsewhere = not kept and undetermined(subject)
     return judge(
         "eval-not-repeatable",
         f"a second eval forward on the same input gives a different {names_text(moved)}",
@@ -83,12 +85,20 @@ def not_repeatable(subject: Subject, moved: list[str]) -> Finding:
         or [Culprit("output", moved[0], "differs")],
         location=kept[0].location if kept else place.location if place else forward_line(subject),
         observed="same input, same seed, state not reset between the two calls",
-        cause="the model keeps state from one call to the next"
+        cause="something outside of the model decides the output: the time, the operating system, or state "
+        "kept elsewhere"
+        if elsewhere
+        else "the model keeps state from one call to the next"
         + ("" if resets is None else f", which its callers may reset ({resets})"),
-        because=place.fact
-        if place and place.fact
-        else "the outputs of the first and the second call are not bit-equal",
-        fix="reset the state at the start of forward, or pass it in and out explicitly",
+        because=(
+            place.fact
+            if place and place.fact
+            else "the outputs of the first and the second call are not bit-equal"
+        )
+        + (", also with all that the model holds put back" if elsewhere else ""),
+        fix="compute it from the inputs, the weights and torch's generator, which a seed repeats"
+        if elsewhere
+        else "reset the state at the start of forward, or pass it in and out explicitly",
     )
 
 
