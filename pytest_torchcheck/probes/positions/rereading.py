@@ -64,6 +64,8 @@ def find_reread(
     rows_of: Callable[[int], Rows | None],
     count: int,
     kept: Callable[[int], bool] | None = None,
+    *,
+    in_place: bool = False,
 ) -> Reread | None:
     """Find the view that took what a step reads out of its rows.
 
@@ -74,7 +76,14 @@ def find_reread(
         rows_of: Says in which rows the changes of a value stand, if they do in those of one dimension.
         count: How many positions (or samples) there are.
         kept: Says of values that stand in no such rows whether their changes are in place all the same.
+        in_place: Whether a step may not bring rows together even where they lie in blocks: a view right before it
+            is meant too that gave dimension 0 the number of rows, in place of theirs.
     """
+    for maker in (trace.makers.get(place) for place in step.operands) if in_place else ():
+        if maker is not None and maker.op.name in VIEWS and maker.operands and maker.results:
+            rows = rows_of(maker.operands[0])
+            if rows is not None and _replaces(trace, maker, rows, count):
+                return _told(trace, maker, masks, rows, count)
     for current in before_rows(trace, step, masks, rows_of, kept):
         if current.op.name in VIEWS and current.operands and current.results:
             rows = rows_of(current.operands[0])
@@ -111,8 +120,25 @@ def _reread(
 ) -> Reread | None:
     before = trace.values[step.operands[0]].shape
     after = trace.values[step.results[0]].shape
-    if not _scatters(before, after, rows, count):
-        return None
+    return _told(trace, step, masks, rows, count) if _scatters(before, after, rows, count) else None
+
+
+def _replaces(trace: Trace, step: Step, rows: Rows, count: int) -> bool:
+    """Say whether a view merges the rows' dimension with others, and gives dimension 0, without them, their number."""
+    before = trace.values[step.operands[0]].shape
+    after = trace.values[step.results[0]].shape
+    if not rows.dim or before[rows.dim] != count or math.prod(before) != math.prod(after):
+        return False
+    varying = _varying(_grid(before, rows).reshape(*after))
+    first = after[0] == count and 0 not in varying
+    return first and bool(varying) and all(after[d] > count for d in varying)
+
+
+def _told(
+    trace: Trace, step: Step, masks: Mapping[int, Mapping[int, Tensor]], rows: Rows, count: int
+) -> Reread:
+    before = trace.values[step.operands[0]].shape
+    after = trace.values[step.results[0]].shape
     known = masks.get(step.results[0], {})
     key = min((k for k in known if known[k].any()), default=None)
     shown = ""
@@ -129,7 +155,7 @@ def _reread(
         after=after,
         rows=rows,
         shown=shown,
-        grouped=_grouped(before, after, rows),
+        grouped=0 if _replaces(trace, step, rows, count) else _grouped(before, after, rows),
         instead=_instead(before, after, rows, count, _texts(step.op, len(after))),
     )
 

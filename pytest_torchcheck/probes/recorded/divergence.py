@@ -279,7 +279,8 @@ def first_mixing(
         return found
 
     rows = ownership.rows(size)
-    return replace(found, reread=find_reread(base, step, ownership.masks, rows, size))
+    view = find_reread(base, step, ownership.masks, rows, size, in_place=True)
+    return replace(found, reread=view)
 
 
 def first_hiding(
