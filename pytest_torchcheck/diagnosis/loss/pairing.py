@@ -31,28 +31,33 @@ if TYPE_CHECKING:
 
 _CHAIN = 6
 """How many lines behind a tensor are cited."""
-_REORDERING = ("view", "reshape", "flatten", "transpose", "permute", "roll", "flip", "unflatten")
+_REORDERING = ("view", "reshape", "flatten", "transpose", "permute", "unflatten")
 
 
 def misplaced(
     subject: Subject, path: str, name: str, reached: dict[tuple[int, ...], set[tuple[int, ...]]]
 ) -> Finding:
     """Explain a loss that compares outputs with targets of other positions."""
-    place = _reshaping_line(subject) or loss_line(subject)
+    reshaped, moved = _reordering_line(subject)
     shown = []
     for at, where in list(reached.items())[:2]:
         listed = ", ".join(str(list(item)) for item in sorted(where)[:3])
         more = "" if len(where) <= 3 else f" and {len(where) - 3} more"
         shown.append(f"{name}{list(at)} reaches {path} at {listed}{more}")
+    place = moved or reshaped or loss_line(subject)
     return violated(
         "target-misplaced",
         f"{name} are compared with outputs of other positions",
         culprits=[Culprit("loss", "loss", "positions mixed", place)],
         observed="; ".join(shown),
-        cause="output and targets are given one shape by a reshape that reorders one of them",
+        cause="output and targets are compared in different orders"
+        if moved or not reshaped
+        else "output and targets are given one shape by a reshape that reorders one of them",
         because="the offset between a target and the outputs that it affects differs from one "
         "target to the next",
-        fix="move the class axis with movedim or transpose; view and reshape only keep the order "
+        fix="bring output and targets into the same order: what reorders one of them must reorder the other"
+        if moved or not reshaped
+        else "move the class axis with movedim or transpose; view and reshape only keep the order "
         "of the elements",
     )
 
@@ -83,21 +88,30 @@ def spread_over(
     )
 
 
-def order(subject: Subject, call: LossCall, change: float, size: int) -> Finding:
-    """Explain a contrastive loss whose targets do not follow the samples."""
+def order(
+    subject: Subject, call: LossCall, change: float, size: int, *, classes: bool = False
+) -> Finding:
+    """Explain a loss whose targets do not follow the samples: a contrastive one, or one over ``classes``."""
     made = call.target_op
     place = (made.location if made is not None else None) or call.op.location or loss_line(subject)
     return violated(
         "pairs-mixed",
-        "the loss that ranks the samples against each other changes with their order",
+        "the loss changes with the order of the samples"
+        if classes
+        else "the loss that ranks the samples against each other changes with their order",
         culprits=[
             Culprit("target", "labels", "wrong partners", place),
             Culprit("loss", "loss", call.op.name, call.op.location),
         ],
         observed=f"the same {size} samples in another order change the loss by at least {percent(change)}",
-        cause="the class used as target is not each sample's own partner",
-        because="with the partners as targets, only the order of the terms of a mean would change",
-        fix="use the column of each row's own partner as target: torch.arange(len(logits))",
+        cause=f"what {call.op.name} compares a sample with is not its own target"
+        if classes
+        else "the class used as target is not each sample's own partner",
+        because=f"with {'their own targets' if classes else 'the partners as targets'}, only the order of the terms "
+        "of a mean would change",
+        fix="compare each row of the output with the target of the same sample"
+        if classes
+        else "use the column of each row's own partner as target: torch.arange(len(logits))",
     )
 
 
@@ -129,28 +143,49 @@ def self_counted(subject: Subject, call: LossCall, share: float) -> Finding:
     )
 
 
-def _reshaping_line(subject: Subject) -> Location | None:
-    """Return the line of the loss that first takes one dimension for another, or else reshapes a tensor."""
+def _reordering_line(subject: Subject) -> tuple[Location | None, Location | None]:
+    """Return the line of the loss that first takes one dimension for another, or else reshapes; and one that reorders.
+
+    The second is None where a view takes one dimension for another.
+    """
     batch = subject.batch().clone()
     found: list[Location] = []
     crossing: list[Location] = []
+    moving: list[Location] = []
 
     class Reshapes(LossWatch):
         def after(self, func, args, kwargs, result, token):  # type: ignore[no-untyped-def]
             bare = getattr(func, "__name__", "")
-            if bare in _REORDERING and args and isinstance(args[0], torch.Tensor):
-                place = self.locate()
-                given, made = tuple(args[0].shape), tuple(getattr(result, "shape", args[0].shape))
-                if place is not None and (given != made or bare in ("roll", "flip")):
-                    found.append(place)
-                    if bare in ("view", "reshape") and crossed(given, made) is not None:
-                        crossing.append(place)
+            place = self.locate() if args and isinstance(args[0], torch.Tensor) else None
+            if place is None:
+                return
+            given, made = tuple(args[0].shape), tuple(getattr(result, "shape", args[0].shape))
+            if bare in ("roll", "flip") or _permutes(bare, args):
+                moving.append(place)
+            elif bare in _REORDERING and given != made:
+                found.append(place)
+                if bare in ("view", "reshape") and crossed(given, made) is not None:
+                    crossing.append(place)
 
     with subject.pristine(train=False, seeded=True) as model, torch.no_grad():
         output = subject.call(model, batch)
         with Reshapes(model):
             subject.compute_loss(output, batch)
-    return next(iter([*crossing, *found]), None)
+    return next(iter([*crossing, *found]), None), next(iter(() if crossing else moving), None)
+
+
+def _permutes(name: str, args: tuple[Any, ...]) -> bool:
+    """Say whether an operation takes all the entries of a dimension, by a tensor of their places in another order."""
+    if name not in ("__getitem__", "index_select"):
+        return False
+    dim = args[1] if name == "index_select" and len(args) > 2 else 0
+    index = args[2] if name == "index_select" and len(args) > 2 else args[1]
+    if not isinstance(dim, int) or not isinstance(index, torch.Tensor) or index.dim() != 1:
+        return False
+    places = torch.arange(args[0].shape[dim], device=index.device)
+    if index.dtype != torch.int64 or len(index) != len(places) or torch.equal(index, places):
+        return False
+    return torch.equal(index.sort().values, places)
 
 
 def tied(subject: Subject, found: TiedOutputs, name: str) -> Finding:
