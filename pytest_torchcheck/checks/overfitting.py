@@ -323,7 +323,7 @@ def _own_failed(
             observed=f"loss {finite[0]:.6g} in each of {len(finite)} steps",
             cause="the step does not change what the loss depends on",
             because=f"a plain step ({best.name}) learns the same batch: {learns}",
-            fix="order the calls as zero_grad, forward, backward, step",
+            fix="let each call change the weights: backward, then step, and nothing after it that undoes it",
             evidence=shown,
         )
     moved = abs(finite[0] - finite[-1])

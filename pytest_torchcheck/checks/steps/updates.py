@@ -231,6 +231,8 @@ def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
     def left(kind: str = "") -> list[str]:
         return [n for n in kinds if n not in excused and (not kind or kinds[n] == kind)]
 
+    if made.error is not None:
+        excused |= set(left("zero"))  # what begins at zero may be reached by the step that raises
     excused |= unreached(subject, set(left()))
     excused |= shared_shifts(subject, left("zero"))
     excused |= hidden_by_data(subject, left("zero")).keys()
@@ -317,9 +319,7 @@ def frozen_stays(subject: Subject) -> Iterator[Finding]:
             if subject.is_promised("Frozen", name)
         )
     )
-    buffers = [
-        name for name, _ in subject.model.named_buffers() if subject.is_promised("Frozen", name)
-    ]
+    buffers = [n for n, _ in subject.model.named_buffers() if subject.is_promised("Frozen", n)]
     if not frozen and not buffers:
         globs = [g for promise in subject.contract.promised_names("Frozen") for g in promise.globs]
         yield explain.no_match(subject, "Frozen", globs)

@@ -13,6 +13,7 @@ from ...loop.recorder import trace_of
 from ...loop.traces.copied_onto_itself import where_rebound
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
 from ...probes.gradient.readers import readers_of
+from ...record.tracing import find_line
 from ...runs.training.steps import lost
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -251,6 +252,13 @@ def _own_step_cause(
             because=f"{dead.fact}; {plain}",
             fix=fix,
         )
+    if (undone := _undone(subject, names[0])) is not None:
+        return Reason(
+            place=undone,
+            cause="the step puts it back to what it was, over what the optimizer did",
+            because=f"{names[0]} has other values before this line runs, and its first ones after it",
+            fix="do not write earlier values to parameters after the optimizer's step",
+        )
     place = _suspect(subject)
     cleared = all(name not in made.live for name in names)
     cause = (
@@ -262,6 +270,22 @@ def _own_step_cause(
     fix = "order the calls as zero_grad, forward, backward, step"
     place = place or sources.of_object(step)
     return Reason(place=place, cause=cause, because=because, fix=fix)
+
+
+def _undone(subject: Subject, name: str) -> Location | None:
+    """Return the line of the user's own step that gives a parameter its first values back, once it had others."""
+
+    def find(step: Callable[[], object], model: nn.Module, _: Any) -> Location | None:
+        parameter, moved = dict(model.named_parameters())[name], [False]
+        first = parameter.detach().clone()
+
+        def watcher(*_: Any) -> bool:
+            moved[0] |= not (same := torch.equal(parameter, first))
+            return same and moved[0]
+
+        return find_line(step, watcher)
+
+    return _in_step(subject, find)
 
 
 def _read_again(subject: Subject, name: str, cut: GraphCut, kind: str, plain: str) -> Reason | None:
@@ -365,15 +389,8 @@ def _suspect(subject: Subject) -> Location | None:
     step = subject.contract.train_step
     if step is None:
         return None
-    found = {
-        word: sources.search(step, pattern)
-        for word, pattern in (
-            ("zero", r"zero_grad\("),
-            ("backward", r"\.backward\("),
-            ("step", r"\.step\("),
-        )
-    }
-    zero, backward = found["zero"], found["backward"]
+    patterns = (r"zero_grad\(", r"\.backward\(", r"\.step\(")
+    zero, backward, stepping = (sources.search(step, pattern) for pattern in patterns)
     if zero is not None and backward is not None and zero.line > backward.line:
         return zero
-    return found["step"] or backward
+    return stepping or backward
