@@ -201,6 +201,15 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
         )
     if at is not None and (constant := at if at.origin == "constant" else at.written) is not None and constant.kind == "inf":  # fmt: skip
         return _mended_infinity(at, constant, forward=forward)
+    if (
+        at is not None
+        and at.fact.startswith("a tensor that the run was given")
+        and "NaN" in at.fact
+    ):
+        return (
+            f"what the run is given holds NaN{' already' if forward else ', and the gradient there is NaN too'}",
+            f"mend the data, or replace NaN before {at.op.name} reads it: torch.where, torch.nan_to_num",
+        )
     if at is not None and at.hidden is not None and not forward:
         dropping = at.hidden.name
         where = on_line(at.hidden.location) if at.hidden.location != at.location else ""
