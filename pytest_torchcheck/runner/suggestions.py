@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ..batches.source import BatchSource
     from ..contracts import Contract
     from ..findings import Edit, Finding
     from .running import Runner
@@ -69,14 +70,25 @@ def _sizes(runner: Runner, case: Case) -> Mapping[str, int]:
     return {} if batch is None else batch.sizes
 
 
-_SIZED: Final = re.compile(r"give [^;]+? size (\d+) instead of \d+ in dimension (\d+)")
+_SIZED: Final = re.compile(
+    r"give [^;]+? size (\d+) instead of [\dx]+ in dimensions? (\d+)(?: and (\d+))?"
+)
 
 
 def _declared(runner: Runner, case: Case, fix: str) -> str:
-    """Return a fix that gives inputs another size, where a symbol of the declaration is meant: by the symbol."""
+    """Return a fix that gives inputs another size, where symbols of the declaration are meant: by the symbols."""
     if (said := _SIZED.search(fix)) is None or runner.contract.model is None:
         return fix
-    source, size, dim = runner.subject(case).source, said[1], int(said[2])
+    source, size = runner.subject(case).source, said[1]
+    meant = [_symbol_at(source, int(dim)) for dim in said.groups()[1:] if dim]
+    if None in meant:
+        return fix
+    named = ", ".join(f"{symbol}={size}" for symbol in dict.fromkeys(meant))
+    return fix.replace(said[0], f"declare {named}")
+
+
+def _symbol_at(source: BatchSource, dim: int) -> str | None:
+    """Return the symbol that all inputs have as the size of a dimension, or None."""
     batch = source.base()
     follow = {
         path: symbol
@@ -86,8 +98,7 @@ def _declared(runner: Runner, case: Case, fix: str) -> str:
     }
     long = [path for path, leaf in batch.input_leaves() if getattr(leaf, "ndim", 0) > dim]
     symbols = {follow.get(path) for path in long}
-    symbol = symbols.pop() if len(symbols) == 1 else None
-    return fix if symbol is None else fix.replace(said[0], f"declare {symbol}={size}")
+    return symbols.pop() if len(symbols) == 1 else None
 
 
 def _said(edit: Edit, fix: str) -> str:

@@ -17,7 +17,7 @@ from ... import deadline
 from ...explanation import PHASE_WORDS, Explanation, clipped, listed
 from ...state.modules import ModuleState
 from ...text.printable import UNREADABLE
-from .layers import input_of, with_squeeze
+from .layers import from_input, input_of, with_squeeze
 from .scene import Scene
 from .table import entries
 
@@ -192,6 +192,16 @@ def with_other_inputs(scene: Scene, found: Explanation) -> Explanation:
     words = next((words for words, change in tried if _runs(scene, change)), None)
     if words is None:
         return found
+    both = scene.failing_op.inputs[:2] if scene.failing_op is not None else ()
+    computed = len(both) == 2 and all(from_input(scene, fact) for fact in both)
+    if computed and " differ by one;" in found.because and " size " in words:
+        # one more entry, such as a class token, would be one more at every size
+        found = replace(
+            found,
+            cause="the two sizes agree for other inputs: on one side a stride, a pooling or a division rounds, "
+            "or a size is fixed",
+            fix=f"cut the longer one to the size of the other, or interpolate to it{scene.on_line}",
+        )
     return replace(
         found, fix=f"{found.fix}; or, if the model is right, {words} (tried: the forward runs)"
     )

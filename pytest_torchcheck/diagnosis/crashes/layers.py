@@ -176,7 +176,7 @@ def dropped_by(scene: Scene, op: Op) -> Dropped | None:
         return None
     name = "an index" if op.name == "__getitem__" else op.name
     before, after = list(op.inputs[0].shape), list(op.outputs[0].shape)
-    batch = _takes_batch(op, scene.batch_size()) and _from_input(scene, op.inputs[0])
+    batch = _takes_batch(op, scene.batch_size()) and from_input(scene, op.inputs[0])
     words = f"{name} on line {place.line} gives {after} from {before}"
     fix = f"keep the dimension on line {place.line}"
     if batch:
@@ -226,7 +226,7 @@ def behind(last: Iterable[Op]) -> Iterator[Op]:
             pending += makers(op.inputs)
 
 
-def _from_input(scene: Scene, fact: Fact) -> bool:
+def from_input(scene: Scene, fact: Fact) -> bool:
     """Say whether a tensor was computed from what the model is called with: a table's first dimension is no batch."""
     own = {key for key, _ in scene.model.named_parameters()} if scene.model is not None else set()
     names = {fact.name} | {f.name for op in behind(makers([fact])) for f in op.inputs}

@@ -84,6 +84,20 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
             fix=f"call {name} with .transpose({dimension}, -1) of its input{call_line}",
             culprits=scene.culprit(detail=f"takes {want} features"),
         )
+    if (joined := _joined(input_fact(scene), want)) is not None:
+        widths = [fact.shape[-1] for fact in joined.inputs]
+        return scene.explain(
+            **common,
+            cause=f"torch.{joined.name}{on_line(joined.location)} joins its {len(widths)} tensors along another "
+            "dimension than the last one, which holds the features",
+            because=f"{' + '.join(map(str, widths))} = {want}, the features that {name} takes; {scene.said}",
+            fix=f"join them along the last dimension: dim=-1{on_line(joined.location)}",
+            culprits=(
+                Culprit("call", joined.name, "joins along another dimension", joined.location),
+                *scene.culprit(detail=f"takes {want} features, got {got}"),
+            ),
+            location=joined.location,
+        )
     if sizes:
         cause = f"in_features of {name} does not match the result of flattening {times(sizes)}"
         because = (
@@ -106,6 +120,26 @@ def linear(scene: Scene, match: re.Match[str]) -> Explanation | None:
         + size_values(scene, beside=place),
         location=place,
     )
+
+
+_JOINS = ("cat", "concat", "concatenate")
+
+
+def _joined(fact: Fact | None, want: int) -> Op | None:
+    """Return the call that joined some tensors to what a layer reads, if along the last dimension they had its size."""
+    op = None if fact is None else fact.made_by
+    while op is not None and op.name not in _JOINS:  # back through what keeps the shape
+        one = op.inputs[0] if len(op.inputs) == 1 else None
+        op = (
+            one.made_by
+            if one is not None and fact is not None and one.shape == fact.shape
+            else None
+        )
+    shapes = [one.shape for one in op.inputs] if op is not None else []
+    if fact is None or len(shapes) < 2 or sum(shape[-1] for shape in shapes if shape) != want:
+        return None
+    alike = all(len(s) == len(fact.shape) and s[:-1] == shapes[0][:-1] for s in shapes)
+    return op if alike and shapes[0][-1] == fact.shape[-1] else None
 
 
 def _without_batch(

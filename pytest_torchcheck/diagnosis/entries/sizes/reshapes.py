@@ -7,6 +7,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+import torch
+
 from .... import sources
 from ....explanation import Explanation, clipped, numbers, on_line
 from ....sources import edits
@@ -15,6 +17,8 @@ from ...crashes.table import entry
 from .shapes import label
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...crashes.scene import Scene
 
 _MIXERS = frozenset(
@@ -69,6 +73,12 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
             because = f"the tensor holds {shape[0]} samples of {each} elements"
             written = edits.like_tensor(scene.location, "shape[0]") or "the size of dimension 0"
             fix = f"write {written} (or -1) instead of {wanted[0]}{scene.on_line}"
+        elif (odd := _written_in(scene, word, wanted, shape)) is not None:
+            cause = f"{wanted[odd]} is written in for dimension {odd} of the {word}, where the tensor has {shape[odd]}"
+            because = f"all other sizes of {list(wanted)} fit its shape {list(shape)}"
+            fix = (
+                f"write {_size_of(scene, odd, shape[odd])} instead of {wanted[odd]}{scene.on_line}"
+            )
         elif len(wanted) == 2 and -1 in wanted:
             cause = f"a sample has {each} elements here, not {fixed}"
             because = f"{'*'.join(map(str, shape[1:])) or 1} = {each} per sample in {list(shape)}"
@@ -82,6 +92,27 @@ def view_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
         fix=fix,
         culprits=scene.blame(observed),
     )
+
+
+def _written_in(scene: Scene, word: str, wanted: Sequence[int], shape: Sequence[int]) -> int | None:
+    """Return the dimension whose size is written as a number, and is the only one in which a tensor has another one."""
+    if len(wanted) != len(shape) or len(shape) < 3:
+        return None
+    odd = [
+        d for d, (size, own) in enumerate(zip(wanted, shape, strict=True)) if size not in (-1, own)
+    ]
+    texts = edits.argument_texts(scene.location, word, len(wanted))
+    return odd[0] if len(odd) == 1 and texts and texts[odd[0]] == str(wanted[odd[0]]) else None
+
+
+def _size_of(scene: Scene, dim: int, size: int) -> str:
+    """Return a size by the shape of the tensor that the function is given, where that has it; else in words."""
+    written = edits.like_tensor(scene.location, f"shape[{dim}]")
+    known = scene.frame.f_locals if scene.frame is not None else {}
+    value = known.get(written.partition(".")[0])
+    if isinstance(value, torch.Tensor) and value.shape[dim : dim + 1] == (size,):
+        return written
+    return f"the tensor's own size in dimension {dim}"
 
 
 def _viewed(scene: Scene, word: str) -> str:
