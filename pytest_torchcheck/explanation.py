@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -185,3 +186,20 @@ def on_line(place: Location | None) -> str:
 def parameter(subject: Subject, name: str, detail: str = "") -> Culprit:
     """Return a parameter as a culprit, with the line that builds it."""
     return Culprit("parameter", name, detail, sources.of_parameter(subject.model, name))
+
+
+def by_forward(subject: Subject, path: str) -> str:
+    """Return an input by the name that ``forward`` gives it, where it is known by its place only."""
+    given = subject.batch()
+    if len(given.names) >= len(given.args):
+        return path
+    try:
+        parameters = list(inspect.signature(subject.model.forward).parameters.values())
+    except (TypeError, ValueError):  # a forward without a signature
+        return path
+    for known, parameter in zip(given.arg_names(), parameters, strict=False):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            return path
+        if path == known or path.startswith((f"{known}[", f"{known}.")):
+            return parameter.name + path[len(known) :]
+    return path

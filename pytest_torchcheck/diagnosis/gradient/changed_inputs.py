@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...explanation import counted, on_line
+from ...explanation import by_forward, counted, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.holding.aliasing import find_alias
@@ -35,11 +35,12 @@ def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iter
     writer = _writer(subject, changed[0], train=train)
     location = writer.location
     alias = _alias(subject, changed[0], location, train=train)
+    names = [by_forward(subject, path) for path in changed]
     yield violated(
         "input-mutated",
-        f"the forward changes its input {names_text(changed)} in place",
-        culprits=[Culprit("input", name, "changed", location) for name in changed]
-        + ([alias.culprit(changed[0])] if alias is not None else []),
+        f"the forward changes its input {names_text(names)} in place",
+        culprits=[Culprit("input", name, "changed", location) for name in names]
+        + ([alias.culprit(names[0])] if alias is not None else []),
         location=location or sources.of_object(type(subject.model).forward),
         observed=f"{counted(len(changed), 'input')} {have(changed, 'differs')} after a forward in "
         f"{'train' if train else 'eval'} mode",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...explanation import on_line
+from ...explanation import by_forward, on_line
 from ...findings import Culprit
 from ...probes.recorded.divergence import first_divergence, first_hiding, first_mixing
 from ...probes.recorded.operations import Step, aligned, record
@@ -173,8 +173,8 @@ def past_unread(
         place,
         subject,
         "past-unread",
-        f"no later output depends on {path} at positions {names}",
-        instead=Culprit("input", path, "is not read"),
+        f"no later output depends on {by_forward(subject, path)} at positions {names}",
+        instead=Culprit("input", by_forward(subject, path), "is not read"),
         observed=f"position 0 changes the output at position {lag}; positions {names} of {length}, "
         "each changed alone, change no output after them",
         cause="the operation that reads earlier positions does not reach these",

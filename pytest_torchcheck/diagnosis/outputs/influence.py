@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from typing import TYPE_CHECKING
 
 import torch
 
 from ... import sources
-from ...explanation import counted
+from ...explanation import by_forward, counted
 from ...findings import Culprit, Finding, Location
 from ...probes.gradient.provenance import find_cut, find_zero_gradients
 from ...probes.gradient.recompute_divergence import (
@@ -34,28 +33,11 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 
-def _by_forward(subject: Subject, path: str) -> str:
-    """Return an input by the name that ``forward`` gives it, where it is known by its place only."""
-    given = subject.batch()
-    if len(given.names) >= len(given.args):
-        return path
-    try:
-        parameters = list(inspect.signature(subject.model.forward).parameters.values())
-    except (TypeError, ValueError):  # a forward without a signature
-        return path
-    for known, parameter in zip(given.arg_names(), parameters, strict=False):
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            return path
-        if path == known or path.startswith((f"{known}[", f"{known}.")):
-            return parameter.name + path[len(known) :]
-    return path
-
-
 def ignored(subject: Subject, paths: list[str]) -> Finding:
     """Explain inputs that change nothing."""
     lost = _lost(subject, paths[0]) if len(paths) == 1 else None
     place = sources.of_object(type(subject.model).forward) if lost is None else lost.location
-    names = [_by_forward(subject, path) for path in paths]
+    names = [by_forward(subject, path) for path in paths]
     mend, without = _left_out(subject, paths[0], names[0], lost)
     if lost is None and without and without[0].location is not None:
         place = without[0].location

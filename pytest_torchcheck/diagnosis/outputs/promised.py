@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ... import sources
-from ...explanation import on_line
+from ...explanation import by_forward, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.positions.hiding import find_query_mask
@@ -159,13 +159,14 @@ def future(
         return trees.apart(*kept) > _STILL
 
     place = mask_lines.switched_off(subject, place, leaks) or place
+    name = by_forward(subject, path)
     return places.finding_at(
         place,
         subject,
         "future-leak",
-        f"the output at position {position} depends on {path} after it",
-        instead=Culprit("input", path, "the future leaks"),
-        observed=f"{path} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
+        f"the output at position {position} depends on {name} after it",
+        instead=Culprit("input", name, "the future leaks"),
+        observed=f"{name} changed after position {position}: outputs up to it moved by {gap:.3g} (relative)",
         cause="an operation reads later positions",
         because="only later inputs differed between two eval forwards",
         fix="mask or shift so that position t depends on positions up to t only: pad a "
@@ -209,14 +210,15 @@ def padding(
         place = _of_row(subject, promise, row, place)
     elif (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
         place = _of_laid(laid, place)
+    name = by_forward(subject, path)
     return places.finding_at(
         place,
         subject,
         "padding-leak",
-        f"the values at padded positions of {path} change {output}"
+        f"the values at padded positions of {name} change {output}"
         if contents
-        else f"{extra} more padded positions of {path} change {output}",
-        instead=Culprit("input", path, "padding leaks"),
+        else f"{extra} more padded positions of {name} change {output}",
+        instead=Culprit("input", name, "padding leaks"),
         observed=f"{output} of the real positions moved by {gap:.3g} (relative)",
         cause="an operation reads padded positions",
         because=f"the {extra} padded positions on the {promise.side} have other values"
