@@ -48,6 +48,12 @@ ENTAILS = (
         "unregistered modules and tensors are not moved, saved, switched or trained",
     ),
     rule(
+        "registration/module-made-in-forward",
+        "eval-determinism/random-in-eval",
+        "line",
+        "a layer that each forward creates has random weights in evaluation too",
+    ),
+    rule(
         "registration/parameter-late",
         "*/state-dict-keys eval-purity/eval-remembers",
         "overlap",
