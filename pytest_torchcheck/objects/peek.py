@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 NONE: Final[dict[str, Any]] = {}
 """What an object without attributes of its own holds; never written to."""
@@ -81,6 +81,22 @@ def entries(thing: Any) -> Iterator[Any]:
     kind: Any = next(k for k in (tuple, list, frozenset) if isinstance(thing, k))
     found: Iterator[Any] = kind.__iter__(thing)
     return found
+
+
+def tuple_like(value: Any, items: Iterable[Any]) -> Any:
+    """Return a tuple of the class of ``value`` that holds other items, without a call of a ``__new__`` of its own.
+
+    Args:
+        value: A tuple, a named tuple, or one that torch returns.
+        items: What the new one holds.
+    """
+    items = tuple(items)
+    try:
+        made = tuple.__new__(type(value), items)
+    except TypeError:  # of C: what torch.max returns
+        return type(value)(items)
+    attributes(made).update(attributes(value))
+    return made
 
 
 def length(thing: Any) -> int:

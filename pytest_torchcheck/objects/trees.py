@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..objects.peek import closed_over
 from ..text.printable import shown
 from .kinds import COMPARED_AS, here
-from .peek import PLAIN, attribute, attributes, slots
+from .peek import PLAIN, attribute, attributes, slots, tuple_like
 
 _DEPTH = 8
 _MOST = 10_000
@@ -189,9 +189,9 @@ def substitute(value: Any, others: Mapping[int, torch.Tensor]) -> Any:
             return type(value)(**{str(k): v for k, v in made.items()})
         except TypeError:
             return None
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(substitute(item, others) for item in value))
-    if isinstance(value, list | tuple):
+    if isinstance(value, tuple):
+        return tuple_like(value, [substitute(item, others) for item in value])
+    if isinstance(value, list):
         return type(value)(substitute(item, others) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         again = object.__new__(type(value))  # no method of the user's runs

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..functions.discovery import recording
 from ..lean import dataclass
 from ..objects import trees
+from ..objects.peek import tuple_like
 from ..probes.holding.leaks import count_hooks
 from ..probes.holding.live_bytes import LiveBytes
 from ..state import has_drawn, is_lazy, random_states, saved_state, seed_everything
@@ -191,7 +192,7 @@ def _rebuilt(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         if isinstance(value, dict) and _only_fields(value):
             return type(value)(**{key: again(item) for key, item in value.items()})
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(again(item) for item in value))
+            return tuple_like(value, [again(item) for item in value])
         if type(value) in (list, tuple):
             return type(value)(again(item) for item in value)
         if value is None or isinstance(value, bool | int | float | str):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from ..objects.peek import attributes
+from ..objects.peek import attributes, tuple_like
 from ..text.printable import shown
 from .shape_parsing import parse_shape
 from .shapes import SpecError
@@ -106,9 +106,9 @@ def _like(value: Any, made: list[Any]) -> Any:
                 twin[key] = part
             return twin
         return items
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*made)
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tuple):
+        return tuple_like(value, made)
+    if isinstance(value, list):
         return type(value)(made)
     if type(value) in pytree.SUPPORTED_NODES:
         structure = pytree.tree_structure(value, is_leaf=lambda part: part is not value)

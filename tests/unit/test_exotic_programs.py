@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
 import torch
@@ -196,3 +196,37 @@ class Summed(nn.Module):
 def test_a_nested_input(layout: torch.layout) -> None:
     rows = torch.nested.nested_tensor([X[:3], X[3:8], X[8:]], layout=layout)
     answers(model=Summed, batch=((rows,), Y[:3]))
+
+
+class Two(NamedTuple):
+    scores: torch.Tensor
+    code: torch.Tensor
+
+
+class Parts(Two):
+    """Takes one argument, which a call of the class with each field as an argument would not."""
+
+    def __new__(cls, made: torch.Tensor) -> Self:
+        again = super().__new__(cls, made, made.tanh())
+        again.unit = "bits"
+        return again
+
+
+class InParts(Net):
+    def forward(self, x: torch.Tensor) -> Parts:
+        return Parts(super().forward(x))
+
+
+def test_a_named_tuple_with_a_constructor_of_its_own() -> None:
+    def loss(output: Parts, label: torch.Tensor) -> torch.Tensor:
+        assert output.unit == "bits"
+        return F.cross_entropy(output.scores, label) + output.code.square().mean()
+
+    answers(model=InParts, batch=((X,), Y), loss=loss)
+
+
+def test_tuples_of_torch_are_rebuilt() -> None:
+    found = torch.max(X, 1)
+    again = trees.substitute(found, {id(found.values): X})
+    assert type(again) is type(found)
+    assert again.values is X

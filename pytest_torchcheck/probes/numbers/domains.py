@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...lean import dataclass
 from ...objects import trees
+from ...objects.peek import tuple_like
 from ..recorded.watch import Op, readable, tensors_in
 
 if TYPE_CHECKING:
@@ -313,8 +314,10 @@ def _overflow(
 def _wide(thing: Any) -> Any:
     if isinstance(thing, Tensor):
         return thing.double() if thing.is_floating_point() else thing
-    if isinstance(thing, (list, tuple)):
-        return type(thing)(_wide(item) for item in thing)
+    if isinstance(thing, tuple):
+        return tuple_like(thing, [_wide(item) for item in thing])
+    if isinstance(thing, list):
+        return [_wide(item) for item in thing]
     if isinstance(thing, dict):
         return {key: _wide(item) for key, item in thing.items()}
     return torch.float64 if isinstance(thing, torch.dtype) and thing.is_floating_point else thing

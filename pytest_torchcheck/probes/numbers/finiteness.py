@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ...objects.peek import tuple_like
 from ...record.modes import KernelObserver
 from ..recorded.operations import gradients_kept
 from ..recorded.watch import Op, Watch, describe, in_backward, name_of, storage_of, tensors_in
@@ -377,8 +378,10 @@ def _replaced(thing: Any, swapped: Mapping[int, Tensor]) -> Any:
     """Return arguments with tensors that were written in place as they were before."""
     if isinstance(thing, Tensor):
         return swapped.get(id(thing), thing)
-    if isinstance(thing, (list, tuple)):
-        return type(thing)(_replaced(item, swapped) for item in thing)
+    if isinstance(thing, tuple):
+        return tuple_like(thing, [_replaced(item, swapped) for item in thing])
+    if isinstance(thing, list):
+        return [_replaced(item, swapped) for item in thing]
     if isinstance(thing, dict):
         return {key: _replaced(item, swapped) for key, item in thing.items()}
     return thing
