@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ...specs.tensors import TensorSpec
     from ...subject import Subject
 
+_MOST_VALUES: Final = 256
+
 
 def unread_by_step(subject: Subject) -> Finding | None:
     """Take one step with the targets of the base batch, and one each with others, from the same state.
@@ -47,7 +49,8 @@ def ignores(
     loss: LossOfOutput | None = None,
 ) -> tuple[list[str], Finding | None]:
     """Return the targets that a run never reads, and what is wrong with that: an error about them may be caught."""
-    paths, computed = unread_targets(batch, run)
+    exact = partial(_with_slopes, loss) if loss is not None else run
+    paths, computed = unread_targets(batch, run, exact, _values(subject, batch))
     status = _how_sure(subject, batch, paths)
     if status is None:
         return paths, None
@@ -55,6 +58,23 @@ def ignores(
     if errors and _depends_on(batch, paths, run, errors):
         return paths, explain.caught(subject, batch, paths, errors[-1])
     return paths, explain.ignored(subject, loss, paths, status, computed=computed)
+
+
+def _with_slopes(loss: LossOfOutput, batch: Batch) -> dict[str, torch.Tensor]:
+    """Return a loss and its gradients by the outputs; nothing where it has none."""
+    slopes = loss.slopes(batch)
+    return {} if slopes is None else {"loss": torch.tensor(slopes.value), **slopes.by_output}
+
+
+def _values(subject: Subject, batch: Batch) -> dict[str, range]:
+    """Return what the integer targets may be, by path, as far as that is declared."""
+    found = {}
+    for path in targets_of(batch):
+        spec = subject.source.specs.get(path)
+        ends = spec.values.ends if spec is not None and spec.values is not None else None
+        if ends is not None and 0 < ends[1] - ends[0] < _MOST_VALUES:
+            found[path] = range(int(ends[0]), int(ends[1]) + 1)
+    return found
 
 
 def _depends_on(

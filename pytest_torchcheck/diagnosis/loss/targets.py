@@ -159,7 +159,7 @@ def ignored(
             Culprit("loss", "loss", "ignores its targets", place),
         ],
         location=place,
-        observed=f"other targets leave the result of the {reader} bit-equal; those that are NaN do not: it computes "
+        observed=f"other targets leave the result of the {reader} bit-equal; {_outside(subject)} do not: it computes "
         "with them"
         if computed
         else "changed targets, even unreadable ones, leave the loss bit-equal for the same output"
@@ -167,7 +167,7 @@ def ignored(
         else f"other targets, and targets that nothing can read, leave the result of the {reader} bit-equal",
         cause=f"the loss is computed without {listed(paths)}"
         if others
-        else "what is computed from the targets is multiplied by zero, or lost in another way"
+        else "what is computed from the targets is multiplied by zero, rounded to one value, or lost in another way"
         if computed
         else "the loss is computed only from the output",
         because=f"{listed(others)}, changed in the same way, does change it"
@@ -178,6 +178,12 @@ def ignored(
         else "compare the output with the targets; for a loss that needs none, declare "
         + ("batch=(inputs, None)" if subject.batch().origin == "real" else "no targets"),
     )
+
+
+def _outside(subject: Subject) -> str:
+    """Name the targets that a loss computes with a trace, whatever becomes of it."""
+    floating = any(t.is_floating_point() for t in targets_of(subject.batch()).values())
+    return "those that are NaN" if floating else "those outside the range declared"
 
 
 def without_effect(paths: list[str], lost: Unread) -> Finding:

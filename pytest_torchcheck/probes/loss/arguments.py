@@ -15,7 +15,7 @@ from ...subject.errors import SubjectError
 from .consumption import POSITIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ...batches import Batch
     from ...subject import Subject
@@ -145,17 +145,23 @@ def _divergence(
 
 
 def unread_targets(
-    batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]
+    batch: Batch,
+    run: Callable[[Batch], dict[str, torch.Tensor]],
+    exact: Callable[[Batch], dict[str, torch.Tensor]],
+    values: Mapping[str, range],
 ) -> tuple[list[str], bool]:
     """Return the paths of the targets that have no influence, and whether a run computes with them all the same.
 
     Tried are targets in another order, and values that nothing can read without a trace. Where only the
-    latter change what a run gives, and that holds for each target, they are multiplied by zero, say.
+    latter change what a run gives, and that holds for each target, they are multiplied by zero, say, or
+    rounded to one value: neither numbers of any size, nor any value that an integer may have, change it.
 
     Args:
         batch: The batch.
         run: Does with a batch what may read its targets, from one state and seed; returns what they
             would decide.
+        exact: The same, with the gradients too: a head of zeros has one loss for all classes.
+        values: What integer targets may be, by path.
     """
     targets = {path: t for path, t in targets_of(batch).items() if t.numel()}
     if not targets:
@@ -167,7 +173,7 @@ def unread_targets(
     if not base or not all_finite(base):
         return [], False
 
-    def matters(target: torch.Tensor, *others: torch.Tensor) -> bool:
+    def matters(target: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
         for other in others:
             try:
                 if not same_results(base, run(with_target(batch, target, other))):
@@ -176,13 +182,20 @@ def unread_targets(
                 return True  # it is read, and refused
         return False
 
-    still = {p: t for p, t in targets.items() if not matters(t, t.flip(0) if t.dim() else t)}
-    unread = [path for path, t in still.items() if not matters(t, _unreadable(t))]
+    still = {p: t for p, t in targets.items() if not matters(t, [t.flip(0) if t.dim() else t])}
+    unread = [path for path, t in still.items() if not matters(t, [_unreadable(t)])]
     if unread or len(still) < len(targets):
         return unread, False
-    if any(not t.is_floating_point() or matters(t, *_far(t)) for t in targets.values()):
+    if any(not t.is_floating_point() and p not in values for p, t in targets.items()):
         return [], False
-    return list(targets), True
+    run = exact
+    try:
+        base = run(batch)
+    except SubjectError:
+        return [], False
+    tried = ((t, _all_values(t, values.get(path))) for path, t in targets.items())
+    decided = not base or not all_finite(base) or any(matters(t, others) for t, others in tried)
+    return ([], False) if decided else (list(targets), True)
 
 
 def targets_of(batch: Batch) -> dict[str, torch.Tensor]:
@@ -246,10 +259,13 @@ def all_finite(results: dict[str, torch.Tensor]) -> bool:
     return all(bool(torch.isfinite(trees.dense(t)).all()) for t in trees.floats(results).values())
 
 
-def _far(target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return large values to both sides, beyond what bounds a term."""
+def _all_values(target: torch.Tensor, values: range | None) -> Iterator[torch.Tensor]:
+    """Yield targets of one value each: all that an integer may have, or large ones to both sides, beyond what bounds a term."""
     size = 1e4 if target.dtype == torch.float16 else 1e9
-    return torch.full_like(target, size), torch.full_like(target, -size)
+    if not target.is_floating_point() and target.dim():
+        yield from (target.flip(0), target.roll(1, 0))
+    for value in (size, -size) if target.is_floating_point() else values or ():
+        yield torch.full_like(target, value)
 
 
 def _unreadable(target: torch.Tensor) -> torch.Tensor:

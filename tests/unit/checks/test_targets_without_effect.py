@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, Labels
 
 G = torch.Generator().manual_seed(3)
 X, Y = torch.randn(6, 5, generator=G), torch.randint(4, (6,), generator=G)
@@ -72,3 +72,46 @@ def test_a_target_whose_use_is_lost(loss, text):
 @pytest.mark.parametrize("loss", [weighted, untouched, only_watched])
 def test_targets_that_are_used_or_not_meant_to_be(loss):
     assert not findings(loss)
+
+
+def unchanging(loss, head=nn.Linear, batch=None):
+    def model():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(5, 8), nn.GELU(), head(8, 3))
+        if head is not nn.Linear:
+            nn.init.zeros_(net[2].weight), nn.init.zeros_(net[2].bias)
+        return net
+
+    contract = Contract(
+        model=model, inputs="B 5", targets=Labels("B", classes=3), loss=loss, sizes={"B": 7}
+    )
+    return [f for f in contract.check(["target-ownership"]).findings if f.status == "violated"]
+
+
+class ZeroHead(nn.Linear):
+    """A head that gives the same loss for each class before the first step."""
+
+
+@pytest.mark.parametrize("head", [nn.Linear, ZeroHead])
+def test_labels_that_all_become_one_class(head):
+    def first_class(output, label):
+        return F.cross_entropy(output, torch.where(label.abs() > 2, label, 0))
+
+    (found,) = unchanging(first_class, head)
+    assert found.code == "targets-ignored"
+    assert "those outside the range declared do not" in found.observed
+
+
+@pytest.mark.parametrize("head", [nn.Linear, ZeroHead])
+def test_labels_of_which_some_are_merged(head):
+    assert not unchanging(lambda output, label: F.cross_entropy(output, label.clamp(max=1)), head)
+
+
+def same_classes(output, label):
+    """Compare pairs only: which class it is does not matter."""
+    alike = (label[:, None] == label).float()
+    return F.binary_cross_entropy_with_logits(output @ output.T, alike)
+
+
+def test_labels_that_are_only_compared_with_each_other():
+    assert not unchanging(same_classes)
