@@ -14,7 +14,7 @@ from ..objects.modes import own_trains
 from ..probes.shared_noise import shared_noise
 from ..runs.facts import copied, forward_facts, outputs
 from ..runs.outputs import undetermined
-from ..runs.remembering import overwritten, remembered, trained_otherwise
+from ..runs.remembering import moved_by_modes, overwritten, remembered, trained_otherwise
 from ..runs.repeats import differing_generators, moved_by_asking, moved_by_building
 from ..runs.training.observation import digests
 from ..runs.variants.woken import also_woken
@@ -74,8 +74,11 @@ def eval_purity(subject: Subject) -> Iterator[Finding]:
     """Run twice in eval mode with nothing put back in between, another batch first where a call keeps something.
 
     In training mode, a forward then gives the same before and after the evaluation of another batch too.
-    An output that the caller still holds keeps its values.
+    An output that the caller still holds keeps its values. eval() and train() leave the parameters as they are.
     """
+    if turned := moved_by_modes(subject):
+        yield explain.turned(subject, turned)
+        return
     seen = forward_facts(subject)
     if not seen.repeats:
         yield _impure(subject)

@@ -34,6 +34,7 @@ size_dependent = One(
     "diagnosis.outputs.sizes:size_dependent", "batch-size-dependent", doubtful=True
 )
 train_overridden = One("diagnosis.outputs.behaviour:train_overridden", "train-overridden")
+turned = One("diagnosis.outputs.switches:turned", "eval-writes")
 stuck_mode = One("diagnosis.outputs.switches:stuck_mode", "mode-stuck")
 unseeded = One(
     "diagnosis.outputs.behaviour:unseeded", "numpy-random python-random seed-ignored", doubtful=True

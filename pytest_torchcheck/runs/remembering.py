@@ -10,6 +10,7 @@ import torch
 
 from ..objects import trees
 from ..objects.held import restore_container, shallow
+from ..objects.modes import sets_modes
 from ..state import isolated, seed_everything
 from ..state.outer import outer_containers
 from ..state.tensors import named_tensors
@@ -41,6 +42,40 @@ def trained_otherwise(subject: Subject, forget: Collection[str] = ()) -> tuple[s
         return () if remembered(subject, first_train=True, then_train=True) else found
     except SubjectError:
         return ()  # the training forward raises, which other checks explain
+
+
+def moved_by_modes(subject: Subject) -> list[str]:
+    """Return the trained parameters that have other values after eval() and train(), more than rounding can explain.
+
+    What eval() merges and train() takes out again is back. A first train() that initialises is another
+    matter, and so is a model whose parameters are too large to be copied.
+    """
+    state, start = subject.state, subject.model.training
+    if not (start and state.has_parameter_copies and sets_modes(subject.model)):
+        return []
+
+    def moved(*modes: bool) -> list[str]:
+        with subject.pristine(steps=True) as model:
+            for mode in modes:
+                (model.train if mode else model.eval)()
+            return [
+                name
+                for name, p in model.named_parameters()
+                if p.requires_grad and _differs(p, state.original(p))
+            ]
+
+    found = moved(False, True)
+    first = moved(True) if found else []
+    return [
+        name for name in found if name not in first and not subject.is_promised("MayChange", name)
+    ]
+
+
+def _differs(now: torch.Tensor, then: torch.Tensor | None) -> bool:
+    if then is None or not now.is_floating_point():
+        return False
+    bound = max(1e-4, 8 * torch.finfo(now.dtype).eps) * (trees.scale(then) or 1.0)
+    return trees.worst(now, then) > bound
 
 
 def remembered(

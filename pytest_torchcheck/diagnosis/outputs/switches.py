@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch import nn
 from ... import sources
 from ...explanation import counted, on_line
 from ...findings import Culprit
+from ...objects import trees
 from ...probes.stand_ins import read_with
 from ...record.tracing import find_line, line_of
 from ...runs.variants.settling import Quiet
@@ -131,6 +132,42 @@ def stuck_mode(subject: Subject, names: list[str]) -> Finding:
         ),
         fix="call super().train(mode) in train() and return self"
         + ("; what stays frozen gets eval() after that" if sibling else ""),
+    )
+
+
+def turned(subject: Subject, names: list[str]) -> Finding:
+    """Explain parameters that have other values once eval() and train() have been called."""
+    places = []
+    for mode in (False, True):
+        with subject.pristine(steps=True) as model, torch.no_grad():
+            if mode:
+                model.eval()
+            parameter = model.get_parameter(names[0])
+            then = parameter.detach().clone()
+            call = model.train if mode else model.eval
+
+            def written(
+                _frame: FrameType, _event: str, _line: int, p: Any = parameter, old: Any = then
+            ) -> bool:
+                return not trees.same(p, old)
+
+            places.append(find_line(call, written))
+    place = places[0] or places[1]
+    method = (
+        "eval()" if places[0] else "train() after eval()" if places[1] else "eval(), then train(),"
+    )
+    return violated(
+        "eval-writes",
+        f"{method} changes {names_text(names)} for good",
+        culprits=[Culprit("parameter", name, "has other values after it", place) for name in names],
+        location=place,
+        observed=f"{counted(len(names), 'trained parameter')} {have(names, 'differs')} once eval() and train() were called, "
+        "before any step",
+        cause=f"an overridden method writes to the weights themselves{on_line(place)}",
+        because="train() alone leaves them as they are; training goes on with the others after each evaluation",
+        fix="compute the values for evaluation in the forward (if not self.training), and leave the parameters as they are"
+        if places[0]
+        else "write to no parameter in train(): it is called after each evaluation",
     )
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, Labels
 
 G = torch.Generator().manual_seed(0)
 
@@ -134,3 +134,79 @@ def test_models_of_a_factory_that_share_a_part():
     assert told(report) == [("suspicious", "factory-repeats")], str(report)
     assert "0.weight" in str(report)
     assert not told(contract(with_part(frozen=True)).check(["initialisation"]))
+
+
+class Sparse(nn.Linear):
+    """Sets its smallest weights to zero for evaluation, and never puts them back."""
+
+    def train(self, mode=True):
+        if not mode:
+            self.weight.data[self.weight.data.abs() < 0.2] = 0
+        return super().train(mode)
+
+
+class Forgets(nn.Linear):
+    """Starts again with other weights after each evaluation."""
+
+    def train(self, mode=True):
+        if mode and not self.training:
+            nn.init.normal_(self.weight, std=0.1)
+        return super().train(mode)
+
+
+class Merges(nn.Linear):
+    """Adds its update of low rank for evaluation, and takes it out for training."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.down = nn.Parameter(torch.randn(2, self.in_features))
+        self.up = nn.Parameter(torch.randn(self.out_features, 2))
+
+    def train(self, mode=True):
+        if mode != self.training:
+            with torch.no_grad():
+                self.weight.add_(self.up @ self.down, alpha=-1 if mode else 1)
+        return super().train(mode)
+
+    def forward(self, x):
+        weight = self.weight + self.up @ self.down if self.training else self.weight
+        return F.linear(x, weight, self.bias)
+
+
+class StartsLate(nn.Linear):
+    """Draws its weights when its training begins."""
+
+    started = False
+
+    def train(self, mode=True):
+        if mode and not self.started:
+            self.started = True
+            nn.init.normal_(self.weight, std=0.1)
+        return super().train(mode)
+
+
+def changed_by_modes(layer):
+    contract = Contract(
+        model=lambda: nn.Sequential(layer(6, 5), nn.Tanh(), nn.Linear(5, 3)),
+        inputs="B 6",
+        targets=Labels("B", classes=3),
+        loss=F.cross_entropy,
+    )
+    return [
+        f for f in contract.check(["backward", "eval-purity"]).findings if f.code == "eval-writes"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layer", "method"), [(Sparse, "eval()"), (Forgets, "train() after eval()")]
+)
+def test_modes_that_change_the_weights_for_good(layer, method):
+    (found,) = changed_by_modes(layer)
+    assert found.status == "violated"
+    assert found.summary == f"{method} changes 0.weight for good"
+    assert found.location.function == f"{layer.__name__}.train"
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, Merges, StartsLate])
+def test_modes_that_leave_the_weights_as_they_are(layer):
+    assert not changed_by_modes(layer)
