@@ -9,7 +9,9 @@ import torch
 from ... import sources
 from ...findings import Culprit, Finding
 from ...runs.facts import outputs
+from ...runs.outputs import gaps_between, outputs_of
 from ...runs.unrounded import apart_by_rounding
+from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated
 from . import places
 
@@ -47,20 +49,9 @@ def mixed(
     size = batch.sizes[subject.source.batch_symbol or ""]
     place = places.mixing_line(subject)
     path, gap = max(gaps.items(), key=lambda item: item[1])
-    if _only_batch_statistics(subject):
-        return suspicious(
-            "batch-statistics",
-            "samples are normalised over the batch in eval mode",
-            culprits=[] if place is None else place.culprits(),
-            location=None if place is None else place.location,
-            observed=f"{path} of the first sample changes by {gap:.3g} (relative) with the other "
-            "samples",
-            cause="a normalisation without running statistics uses batch statistics in eval mode "
-            "too",
-            because="track_running_stats is False",
-            fix="drop track_running_stats=False, so that eval mode uses running statistics",
-        )
     first = torch.zeros(1, dtype=torch.int64)
+    if only_batch_statistics(subject, batch, other, rows, first, first):
+        return of_statistics("batch-statistics", path, gap, place)
     if apart_by_rounding(subject, batch, other, rows, first, first):
         return one_grid("samples-mixed", path, gap, place)
     return places.finding_at(
@@ -95,9 +86,45 @@ def one_grid(code: str, path: str, gap: float, place: Place | None) -> Finding:
     )
 
 
-def _only_batch_statistics(subject: Subject) -> bool:
+def of_statistics(code: str, path: str, gap: float, place: Place | None) -> Finding:
+    """Explain samples that a normalisation without running statistics makes depend on their batch, as in meta-learning."""
+    return suspicious(
+        code,
+        "samples are normalised over the batch in eval mode",
+        culprits=[] if place is None else place.culprits(),
+        location=None if place is None else place.location,
+        observed=f"{path} of the first sample changes by {gap:.3g} (relative) with the other samples",
+        cause="a normalisation without running statistics uses batch statistics in eval mode too",
+        because="track_running_stats is False; where these modules return their input, the sample keeps its output",
+        fix="drop track_running_stats=False, so that eval mode uses running statistics",
+    )
+
+
+def only_batch_statistics(
+    subject: Subject, first: Batch, second: Batch, rows: Rows, of_first: torch.Tensor, of_second: torch.Tensor
+) -> bool:  # fmt: skip
+    """Say whether samples of two batches are the same once normalisations without running statistics are left out.
+
+    Args:
+        subject: The model; it runs once for each batch, where it has such modules.
+        first, second: The batches.
+        rows: Where the samples stand in the outputs.
+        of_first, of_second: int64 ``[n]``, which samples of each are compared.
+    """
     kinds = torch.nn.modules.batchnorm._BatchNorm
-    return any(isinstance(m, kinds) and m.running_mean is None for m in subject.model.modules())
+    found = [m for m in subject.model.modules() if isinstance(m, kinds) and m.running_mean is None]
+    if not found:
+        return False
+    hooks = [m.register_forward_hook(lambda _module, given, _made: given[0]) for m in found]
+    try:
+        with subject.pristine() as model:
+            made = [outputs_of(subject, model, batch) for batch in (first, second)]
+    except SubjectError:
+        return False
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(gaps_between(made[0], made[1], rows, of_first, of_second).values()) < SLIGHT
 
 
 def placed(
@@ -113,8 +140,9 @@ def placed(
     place = places.mixing_line(subject)
     if place is None or not place.cause:
         place = places.place_dependence(subject, batch, turned, order=order)
-    if place is None and _only_batch_statistics(subject):
-        return mixed(subject, batch, turned, rows, gaps)
+    count = torch.arange(len(order))
+    if place is None and only_batch_statistics(subject, batch, turned, rows, order, count):
+        return of_statistics("batch-statistics", path, gap, place)
     return places.finding_at(
         place,
         subject,

@@ -21,7 +21,7 @@ from ..crashes.explain import explain_error
 from ..crashes.place import Place
 from ..lines.spelled_sizes import spelled
 from . import eval_lines, places
-from .samples import forward_line, may_be_meant, one_grid
+from .samples import forward_line, may_be_meant, of_statistics, one_grid, only_batch_statistics
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -276,10 +276,11 @@ def size_dependent(
     if place is None and of is None:
         place = _size_line(subject, batch, single)
     which = "" if of is None else _from_which(subject, batch, single, rows, few)
-    if apart_by_rounding(
-        subject, batch, single, rows, torch.arange(few) if of is None else of, torch.arange(few)
-    ):
+    same = (batch, single, rows, torch.arange(few) if of is None else of, torch.arange(few))
+    if apart_by_rounding(subject, *same):
         return one_grid("batch-size-dependent", path, gap, place)
+    if only_batch_statistics(subject, *same):
+        return of_statistics("batch-size-dependent", path, gap, mixing)
     return places.finding_at(
         place,
         subject,

@@ -875,7 +875,7 @@ def time_first_layer_on_batch_first_data(buggy: bool) -> Contract:
     return classify(Reads, inputs="B T 6", sizes={"B": (3, 6), "T": (3, 6)})
 
 
-@bug("batch-sizes", "batch-size-dependent", "norm", "track_running_stats=False")
+@bug("batch-sizes", "batch-size-dependent", "norm", "track_running_stats=False", "suspicious")
 def statistics_of_the_batch_in_eval(buggy: bool) -> Contract:
     class Normed(nn.Module):
         def __init__(self) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, Labels
 
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
 
@@ -67,3 +67,31 @@ def test_a_model_that_bends_for_later_samples_only_is_not_affine(folds):
     contract = Contract(model=model, batch=((x,), Y), loss=F.cross_entropy)
     (found,) = [f for f in contract.check("nonlinearity").findings if f.check]
     assert (found.status == "passed") == folds
+
+
+class Adapted(nn.Module):
+    """Normalises by its batch at all times, as models that adapt to a task do."""
+
+    def __init__(self, over: int):
+        super().__init__()
+        self.over = over
+        self.up, self.norm = nn.Conv1d(6, 8, 1), nn.BatchNorm1d(8, track_running_stats=False)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.norm(self.up(x))
+        return self.out((h * h.softmax(self.over)).mean(2))
+
+
+@pytest.mark.parametrize(("over", "status"), [(1, "suspicious"), (0, "violated")])
+def test_statistics_of_the_batch_may_be_meant(over, status):
+    contract = Contract(
+        model=lambda: Adapted(over), inputs="B 6 5", targets=Labels("B", classes=3), sizes={"B": (2, 7)},
+        loss=F.cross_entropy,
+    )  # fmt: skip
+    found = [
+        f for f in contract.check(["batch-independence", "batch-sizes"]).findings
+        if f.status in ("violated", "suspicious")
+    ]  # fmt: skip
+    assert {f.check for f in found} == {"batch-independence", "batch-sizes"}
+    assert {f.status for f in found} == {status}
