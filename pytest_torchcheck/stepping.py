@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
+from .objects.peek import signature_of
+
 if TYPE_CHECKING:
+    import inspect
     from collections.abc import Callable
 
     import torch
@@ -41,7 +43,5 @@ def take_step(optimizer: Any, closure: Callable[[], torch.Tensor]) -> None:
 
 def _closure_of(optimizer: Any) -> inspect.Parameter | None:
     """Return the parameter of ``step`` that takes a closure, or None."""
-    try:
-        return inspect.signature(optimizer.step).parameters.get("closure")
-    except (TypeError, ValueError):  # not a Python function
-        return None
+    signature = signature_of(optimizer.step)
+    return None if signature is None else signature.parameters.get("closure")

@@ -16,6 +16,7 @@ from torch.utils.data import (
 )
 
 from ..lean import dataclass
+from ..objects.peek import attribute
 from ..record.modes import Functions
 from ..state import isolated, seed_process
 from .describing import describe_sample
@@ -131,7 +132,7 @@ def reach(part: Part) -> Reach | None:
     kind = next((one for one in _DRAWS_FROM if isinstance(sampler, one[0])), None)
     if kind is None or type(sampler).__iter__ is not kind[0].__iter__:
         return None
-    given: Any = getattr(sampler, kind[1], None)
+    given: Any = attribute(sampler, kind[1])
     if not hasattr(given, "__len__"):
         return None
     read: Any = plan.loader.dataset if plan.loader is not None else part.dataset
@@ -162,7 +163,7 @@ def measure(part: Part, *, seed: int = 0) -> Order:
         return func(*args, **kwargs)
 
     def epoch(number: int) -> list[list[int]]:
-        if hasattr(sampler, "set_epoch"):
+        if attribute(sampler, "set_epoch") is not None:
             sampler.set_epoch(number)
         return [list(map(int, batch)) for batch in islice(indices(part), MOST_INDICES)]
 
@@ -181,7 +182,7 @@ def measure(part: Part, *, seed: int = 0) -> Order:
         repeats=first == again,
         shuffles=flat != sorted(flat),
         renews=flat != following,
-        has_set_epoch=hasattr(sampler, "set_epoch"),
+        has_set_epoch=attribute(sampler, "set_epoch") is not None,
         draws=bool(drawn),
         sampler=type(sampler).__name__ if sampler is not None else "",
         following=len(following),

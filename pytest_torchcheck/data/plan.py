@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from torch.utils.data import (
 
 from .. import sources
 from ..lean import dataclass
+from ..objects.peek import attribute, signature_of
 from .contents import Contents
 from .snapshot import Snapshot
 
@@ -84,7 +84,7 @@ class LoaderPlan:
 
     @classmethod
     def _of_loader(cls, loader: DataLoader[Any]) -> LoaderPlan:
-        sampler = getattr(loader, "sampler", None)
+        sampler = attribute(loader, "sampler")
         batch_sampler = loader.batch_sampler
         own_batches = batch_sampler is not None and type(batch_sampler) is not BatchSampler
         return cls(
@@ -247,13 +247,11 @@ def indices(part: Part) -> Iterator[list[int]]:
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
     """Say whether a callable takes so many positional arguments, as far as its signature tells."""
+    signature = signature_of(function)
     try:
-        inspect.signature(function).bind(*range(count))
+        return signature is None or bool(signature.bind(*range(count)))
     except TypeError:
         return False
-    except ValueError:
-        return True
-    return True
 
 
 MOST_INDICES = 20_000

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from ..lean import dataclass
+from ..objects.peek import attribute
 from ..state import isolated
 from .contents import Contents, Held
 from .describing import describe_sample
@@ -128,7 +129,7 @@ class Workers:
     def begin(self, epoch: int) -> None:
         """Tell the dataset of an epoch, where it wants to know."""
         for one in {id(x): x for x in (self.part.dataset, self.part.own)}.values():
-            told = getattr(one, "set_epoch", None)
+            told = attribute(one, "set_epoch")
             if callable(told) and accepts(told, 1):
                 told(epoch)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..objects.peek import attribute, signature_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,11 +26,8 @@ def takes(function: Any, count: int) -> bool | None:
     """
     if isinstance(function, torch.nn.Module):
         function = function.forward  # a module's own __call__ takes anything
-    try:
-        signature = inspect.signature(
-            function, follow_wrapped=False
-        )  # what is called is the wrapper
-    except (TypeError, ValueError):
+    signature = signature_of(function, follow_wrapped=False)  # what is called is the wrapper
+    if signature is None:
         return None
     try:
         signature.bind(*[None] * count)
@@ -62,13 +61,11 @@ def shown(function: Any) -> str:
     """Return a callable as its name with its arguments, such as ``make(width, depth=2)``."""
     while isinstance(function, functools.partial):
         function = function.func
-    name = getattr(function, "__name__", None) or type(function).__name__
+    name = attribute(function, "__name__") or type(function).__name__
     name = "the lambda" if name == "<lambda>" else name
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
+    if (signature := signature_of(function)) is None:
         return f"{name}(...)"
-    plain = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
+    plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
     return f"{name}({', '.join(map(str, plain))})"
 
 

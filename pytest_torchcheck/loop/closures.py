@@ -16,8 +16,9 @@ from .. import sources
 from ..data.contents import Contents, has_state
 from ..data.generators import is_generator
 from ..data.snapshot import Snapshot
-from ..objects.peek import PLAIN, attributes, cells, closed_over
+from ..objects.peek import PLAIN, attributes, cells, closed_over, pairs
 from ..state.devices import device_loss_told
+from ..state.tensors import refuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -295,13 +296,13 @@ _DEPTH = 6
 def _attached(value: Any, name: str, depth: int = _DEPTH) -> dict[str, torch.Tensor]:
     """Return the tensors with a graph in nested containers and in objects of the user's classes."""
     if isinstance(value, torch.Tensor):
-        return {name: value} if value.grad_fn is not None else {}
+        return {name: value} if not refuses(value) and value.grad_fn is not None else {}
     kind: type = type(value)
     if not depth or kind in PLAIN:
         return {}
     parts: Iterator[tuple[str, Any]] = iter(())
     if isinstance(value, dict):
-        parts = ((f"{name}[{key!r}]", item) for key, item in value.items())
+        parts = ((f"{name}[{key!r}]", item) for key, item in pairs(value))
     elif isinstance(value, list | tuple | deque):
         parts = ((f"{name}[{i}]", item) for i, item in enumerate(value))
     elif sources.is_own_class(kind) and not isinstance(value, torch.nn.Module):

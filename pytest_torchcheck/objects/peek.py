@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import types
 from collections import deque
@@ -106,6 +107,14 @@ def length(thing: Any) -> int:
     return 0 if kind is None else int(kind.__len__(thing))  # type: ignore[attr-defined]
 
 
+def pairs(thing: Any) -> list[tuple[Any, Any]]:
+    """Return the keys and values of a mapping, of a dict without any code of a subclass; none where they cannot be had."""
+    try:
+        return list(dict.items(thing) if isinstance(thing, dict) else thing.items())
+    except Exception:  # an items() of the user's may raise what it likes
+        return []
+
+
 def attribute(thing: Any, name: str, default: Any = None) -> Any:
     """Return ``getattr(thing, name)``, or the default where that raises anything at all.
 
@@ -118,6 +127,19 @@ def attribute(thing: Any, name: str, default: Any = None) -> Any:
         return getattr(thing, name, default)
     except Exception:  # a __getattr__ or property of the user's may raise what it likes
         return default
+
+
+def signature_of(function: Any, *, follow_wrapped: bool = True) -> inspect.Signature | None:
+    """Return the signature of a callable, None where it has none that can be read: a ``__getattr__`` may raise.
+
+    Args:
+        function: Any callable.
+        follow_wrapped: Take that of the function that it wraps.
+    """
+    try:
+        return inspect.signature(function, follow_wrapped=follow_wrapped)
+    except Exception:  # of a builtin, or of an object with attributes of its own making
+        return None
 
 
 def names_in(value: Any) -> set[str]:

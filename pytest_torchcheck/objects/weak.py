@@ -25,11 +25,16 @@ def by_class(function: Callable[Concatenate[type, _P], _R]) -> Callable[Concaten
     Args:
         function: Takes a class first. What it returns must not refer to the class.
     """
-    known: weakref.WeakKeyDictionary[type, dict[Any, _R]] = weakref.WeakKeyDictionary()
+    # by id: classes of a metaclass may compare as they like
+    known: dict[int, tuple[weakref.ref[type], dict[Any, _R]]] = {}
 
     @functools.wraps(function)
     def cached(cls: type, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        found = known.setdefault(cls, {})
+        place = id(cls)
+        held = known.get(place)
+        if held is None or held[0]() is not cls:
+            held = known[place] = weakref.ref(cls, lambda _: known.pop(place, None)), {}
+        found = held[1]
         key = (args, tuple(sorted(kwargs.items()))) if kwargs else args
         if key not in found:
             found[key] = function(cls, *args, **kwargs)

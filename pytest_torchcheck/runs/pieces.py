@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,11 @@ from torch import nn
 from .. import sources
 from ..lean import dataclass
 from ..objects import trees
-from ..objects.peek import PLAIN, entries, length
+from ..objects.peek import PLAIN, entries, length, pairs
 from ..probes.holding.held_by_models import holdings
 from ..state import is_lazy, saved_state
 from ..state.outer import holds_tensors, outer_containers
+from ..state.tensors import refuses
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -139,7 +141,7 @@ def plain(value: Any) -> str | None:
         if isinstance(thing, (list, tuple)):
             stack.extend(entries(thing))
         elif isinstance(thing, dict):
-            stack.extend((*thing.keys(), *thing.values()))
+            stack.extend(itertools.chain(*pairs(thing)))
         elif not isinstance(thing, PLAIN):
             return None
     return repr(value)
@@ -179,7 +181,7 @@ def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
         own = [(k, v) for k, v in vars(module).items() if k not in _OWN]
         for key, value in (*own, *module._buffers.items()):
             size = length(value) if isinstance(value, list | dict | set | deque) else 0
-            if isinstance(value, torch.Tensor) and not value.is_inference():
+            if isinstance(value, torch.Tensor) and not (refuses(value) or value.is_inference()):
                 size = value._version
             found[f"{name}.{key}" if name else key] = (id(value), size)
     for name, value in outer_containers(model).items():

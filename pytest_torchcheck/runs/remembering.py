@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from ..objects.held import restore_container, shallow
 from ..objects.modes import sets_modes
 from ..state import isolated, seed_everything
 from ..state.outer import outer_containers
-from ..state.tensors import named_tensors
+from ..state.tensors import named_tensors, refuses
 from ..subject.errors import SubjectError
 from .facts import copied, forward_facts
 from .outputs import gap
@@ -248,9 +249,10 @@ def kept_values(model: nn.Module, paths: Iterable[str]) -> dict[str, Any]:
                 found[path] = shallow(outer[path])
                 continue
         if isinstance(value, torch.Tensor):
-            value = value.detach().clone()
+            value = value if refuses(value) else value.detach().clone()
         elif isinstance(value, list | dict | set | deque):
-            value = copy.copy(value)
+            with contextlib.suppress(Exception):  # a subclass of the user's may refuse
+                value = copy.copy(value)
         found[path] = value
     return found
 

@@ -13,6 +13,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from ..findings import Location
+from ..objects.peek import attribute
 from ..objects.weak import by_class
 
 if TYPE_CHECKING:
@@ -163,7 +164,10 @@ def of_frame(
 
 def of_object(thing: Any) -> Location | None:
     """Return where a function, method or class is defined, or None for builtins."""
-    thing = inspect.unwrap(thing) if callable(thing) else type(thing)
+    if not callable(thing):
+        thing = type(thing)
+    elif attribute(thing, "__wrapped__") is not None:
+        thing = inspect.unwrap(thing)
     if isinstance(thing, functools.partial):
         thing = thing.func
     if not inspect.isroutine(thing) and not inspect.isclass(thing):

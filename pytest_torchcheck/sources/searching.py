@@ -13,6 +13,7 @@ import tokenize
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..objects.peek import attribute
 from .locations import of_line
 from .syntax import around, source_of, untaken_lines
 
@@ -77,8 +78,10 @@ def matches(thing: Callable[..., Any] | type | ModuleType, pattern: str) -> list
     """Return the lines of a function's, class's or module's source whose code matches a regular expression."""
     thing = thing if isinstance(thing, ModuleType) else inspect.unwrap(thing)
     dead = frozenset() if isinstance(thing, ModuleType) else untaken_lines(thing)
-    code = getattr(thing, "__code__", None)
-    found = _matching(thing if code is None else code, getattr(thing, "__qualname__", ""), pattern)
+    code = attribute(thing, "__code__")
+    found = _matching(
+        thing if code is None else code, attribute(thing, "__qualname__", ""), pattern
+    )
     return [place for place in found if place.line not in dead]
 
 

@@ -32,7 +32,7 @@ from ..objects.held import (
 from ..objects.peek import NONE, attributes, cells, entries
 from ..objects.trees import is_tensor, storage_of
 from .outer import OuterState
-from .tensors import TensorState, is_lazy
+from .tensors import TensorState, is_lazy, refuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -226,7 +226,8 @@ class ModuleState:
             self._seen.add(id(thing))
             self._keep.append(thing)
             if is_tensor(thing):
-                self._take_tensor(thing)
+                if not refuses(thing):
+                    self._take_tensor(thing)
             elif isinstance(thing, nn.Module):
                 stack.extend(self._take_module(thing))
             elif type(thing) is dict and thing:

@@ -131,6 +131,16 @@ class TensorState:
         torch._C._autograd._unsafe_set_version_counter((self.tensor,), (self.version,))
 
 
+def refuses(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor of a class of the user's raises for whatever is asked of it: nothing can be known of it."""
+    if type(tensor) in _DENSE:
+        return False
+    try:
+        return tensor.is_leaf is None or (not is_lazy(tensor) and tensor.detach() is None)
+    except Exception:  # a __torch_function__ of the user's may raise what it likes
+        return True
+
+
 def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 

@@ -29,6 +29,7 @@ from ...data.relations import kept_draws as keeping
 from ...data.relations import replayed_draws as replaying
 from ...data.relations.near_samples import near_samples
 from ...data.validity import Survey, survey
+from ...objects.peek import attribute
 from ...specs import Labels, as_spec_tree
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
@@ -338,7 +339,7 @@ def _declared_labels(subject: Subject, part: Part) -> tuple[int | None, int, boo
     """Return the number of classes, the ignored label, and whether targets are floats, as far as declared."""
     contract = subject.contract
     spec = _flat(as_spec_tree(contract.targets, "targets")) if contract.targets is not None else []
-    named = getattr(part.dataset, "classes", None)
+    named = attribute(part.dataset, "classes")
     classes = len(named) if isinstance(named, list | tuple) and named else None
     if len(spec) == 1 and isinstance(spec[0], Labels):
         return (

@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, Subset
 from ... import sources
 from ...findings import Culprit, Finding
 from ...lean import dataclass
+from ...objects import peek
 from ...verdicts import suspicious, violated
 from ..contents import is_array, is_object_array
 from ..explaining.making_lines import files_of
@@ -166,10 +167,10 @@ def _base(dataset: Any, indices: list[int]) -> tuple[Any, list[int]]:
 
 def _classes(dataset: Any) -> dict[str, int]:
     """Return the label of each class by its name, as a dataset tells it."""
-    found = getattr(dataset, "class_to_idx", None)
+    found = peek.attribute(dataset, "class_to_idx")
     if isinstance(found, Mapping):
         return {k: v for k, v in found.items() if isinstance(k, str) and isinstance(v, int)}
-    found = getattr(dataset, "classes", None)
+    found = peek.attribute(dataset, "classes")
     if isinstance(found, list | tuple) and all(isinstance(one, str) for one in found):
         return {name: label for label, name in enumerate(found)}
     return {}
@@ -180,7 +181,7 @@ def _names_read(dataset: Any, classes: dict[str, int], labels: dict[int, int]) -
     by_label = {label: name for name, label in classes.items()}
     if not labels or len(by_label) < len(classes):
         return None
-    for attribute, column in list(getattr(dataset, "__dict__", {}).items()):
+    for attribute, column in list(peek.attributes(dataset).items()):
         listed = isinstance(column, list | tuple) or is_array(column) or is_object_array(column)
         if not listed or not _is_long(column, len(dataset)):
             continue
@@ -221,7 +222,7 @@ def differing(found: Unlike, declared: Location | None) -> Finding:
     """One class has two labels in datasets that are put together."""
     first, second = found.first, found.second
     together = first.part is second.part
-    attribute = "class_to_idx" if hasattr(first.dataset, "class_to_idx") else "classes"
+    attribute = "class_to_idx" if peek.attribute(first.dataset, "class_to_idx") else "classes"
     places = _calls(
         first.part, "ConcatDataset" if together else type(second.dataset).__name__, declared
     )

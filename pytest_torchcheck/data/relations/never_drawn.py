@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import sources
 from ...lean import dataclass
+from ...objects.peek import attribute
 from ...record.tracing import find_line
 from ...state import isolated, seed_process
 from ...verdicts import violated
@@ -86,7 +87,7 @@ def _missing(sampler: Any, length: int, epochs: int) -> tuple[set[int], int]:
     if length > MOST_INDICES:
         return set(), 0
     for number in range(epochs):
-        if hasattr(sampler, "set_epoch"):
+        if attribute(sampler, "set_epoch") is not None:
             sampler.set_epoch(number)
         for drawn in islice(sampler, MOST_INDICES):
             batch = list(drawn) if isinstance(drawn, list | tuple) else [drawn]

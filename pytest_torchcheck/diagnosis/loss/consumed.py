@@ -13,6 +13,7 @@ from ...explanation import on_line
 from ...findings import Culprit, Finding, Location
 from ...loop.closures import functions_of
 from ...objects import trees
+from ...objects.peek import attribute
 from ...probes.recorded.watch import version_of
 from ...record.tracing import find_line
 from ...sources import edits
@@ -70,7 +71,7 @@ def own_loss_line(subject: Subject) -> Location | None:
 
 
 def _name_of(loss: object) -> str:
-    return str(getattr(loss, "__name__", type(loss).__name__))
+    return str(attribute(loss, "__name__", type(loss).__name__))
 
 
 def culprit(subject: Subject, detail: str, place: Location | None = None) -> Culprit:

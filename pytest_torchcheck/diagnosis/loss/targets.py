@@ -159,8 +159,8 @@ def ignored(
             Culprit("loss", "loss", "ignores its targets", place),
         ],
         location=place,
-        observed=f"other targets leave the result of the {reader} bit-equal; {_outside(subject)} do not: it computes "
-        "with them"
+        observed=f"other targets leave the result of the {reader} bit-equal; those that are NaN or "
+        "outside the range declared do not: it computes with them"
         if computed
         else "changed targets, even unreadable ones, leave the loss bit-equal for the same output"
         if loss is not None
@@ -178,12 +178,6 @@ def ignored(
         else "compare the output with the targets; for a loss that needs none, declare "
         + ("batch=(inputs, None)" if subject.batch().origin == "real" else "no targets"),
     )
-
-
-def _outside(subject: Subject) -> str:
-    """Name the targets that a loss computes with a trace, whatever becomes of it."""
-    floating = any(t.is_floating_point() for t in targets_of(subject.batch()).values())
-    return "those that are NaN" if floating else "those outside the range declared"
 
 
 def without_effect(paths: list[str], lost: Unread) -> Finding:

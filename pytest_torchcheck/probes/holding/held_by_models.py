@@ -16,10 +16,10 @@ from torch import nn
 
 from ... import sources
 from ...lean import dataclass
-from ...objects.peek import PLAIN, attributes, slots
+from ...objects.peek import PLAIN, attributes, pairs, slots
 from ...objects.trees import is_tensor
 from ...state.modules import ATOMS, FOREIGN
-from ...state.tensors import is_lazy
+from ...state.tensors import is_lazy, refuses
 from ...text.printable import shown
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
             continue
         seen.add(id(thing))
         if is_tensor(thing):
-            if not is_lazy(thing):
+            if not (is_lazy(thing) or refuses(thing)):
                 yield path, via, thing
         elif isinstance(thing, nn.Module):
             yield path, via, thing
@@ -191,7 +191,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
 
 def _parts(thing: Any, path: str) -> list[tuple[str, str, Any]]:
     if isinstance(thing, Mapping):
-        return [(f"{path}[{shown(key, 40)}]", "dict", item) for key, item in thing.items()]
+        return [(f"{path}[{shown(key, 40)}]", "dict", item) for key, item in pairs(thing)]
     if isinstance(thing, list | tuple | deque):
         return [
             (f"{path}[{place}]", type(thing).__name__, item) for place, item in enumerate(thing)

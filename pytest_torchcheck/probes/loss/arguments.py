@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 
 from ...lean import dataclass
 from ...objects import trees
+from ...objects.peek import signature_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from .consumption import POSITIVE
@@ -285,8 +285,6 @@ def named_unused(function: object, place: int) -> bool:
         return False
     if isinstance(function, torch.nn.Module):
         function = function.forward
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of a builtin
-        return False
+    signature = signature_of(function)
+    names = [] if signature is None else list(signature.parameters)
     return len(names) > place and names[place].startswith("_")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import sources
 from ...lean import dataclass
 from ...loop.closures import functions_of
-from ...objects.peek import closed_over
+from ...objects.peek import attribute, attributes, closed_over
 from ...probes.recorded.watch import Watch
 from ...subject.errors import SubjectError
 
@@ -128,8 +128,8 @@ def _held(loss: Any) -> Iterator[Any]:
         return
     if isinstance(loss, functools.partial):
         yield from (*loss.args, *loss.keywords.values())
-    if (owner := getattr(loss, "__self__", None)) is not None or not callable(loss):
-        yield from getattr(owner, "__dict__", {}).values()
+    if (owner := attribute(loss, "__self__")) is not None or not callable(loss):
+        yield from attributes(owner).values()
     for function in functions_of(loss):
         yield from function.__defaults__ or ()
         yield from closed_over(function).values()

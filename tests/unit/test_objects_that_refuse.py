@@ -1,0 +1,96 @@
+"""Objects beside a model whose own special methods raise: whatever the checks ask of them, none fails for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+from pytest_torchcheck import Contract, Labels
+
+
+class Shut(dict):
+    """May only be asked by key."""
+
+    def items(self):
+        raise PermissionError("ask by key")
+
+    keys = values = __iter__ = items
+
+
+class Handle(torch.Tensor):
+    """Names a tensor of another process; no operation of torch takes it."""
+
+    @classmethod
+    def __torch_function__(cls, function, kinds, args=(), kwargs=None):
+        raise PermissionError("not in this process")
+
+
+class Unequal(type):
+    """Classes that may not be compared, all of one hash."""
+
+    def __eq__(cls, other):
+        raise PermissionError("compare their names")
+
+    def __hash__(cls):
+        return 3
+
+
+class Holder(nn.Linear):
+    def __init__(self, held: Any) -> None:
+        super().__init__(5, 3)
+        self.held = held
+
+
+class Compared(nn.Linear, metaclass=Unequal):
+    pass
+
+
+class Table:
+    """Reads its attributes from a table, and says so where one is missing."""
+
+    def __init__(self) -> None:
+        self.__dict__["rows"] = {"scale": 2.0}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.rows[name]
+
+
+class Scaled(Table):
+    def __call__(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return self.scale * F.cross_entropy(output, label)
+
+
+class Rows(Table, Dataset):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not 0 <= index < 12:
+            raise IndexError(index)
+        return torch.full((5,), self.scale * index), index % 3
+
+
+MODELS = {
+    "dict": lambda: Holder(Shut(a=1)),
+    "tensor": lambda: Holder(torch.zeros(3).as_subclass(Handle)),
+    "class": lambda: nn.Sequential(Compared(5, 8), nn.GELU(), nn.Linear(8, 3)),
+    "loss": lambda: nn.Linear(5, 3),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_and_losses_with_objects_that_refuse(name: str) -> None:
+    loss = Scaled() if name == "loss" else F.cross_entropy
+    contract = Contract(model=MODELS[name], inputs="B 5", targets=Labels("B", classes=3), loss=loss)
+    report = contract.check()
+    assert report.ok, str(report)
+
+
+def test_a_dataset_that_refuses_what_only_the_checks_ask() -> None:
+    report = Contract(dataset=Rows()).check()
+    assert report.ok, str(report)
