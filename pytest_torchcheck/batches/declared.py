@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from ..specs.same import shaped
 from ..specs.shapes import Expr, SpecError
 from ..specs.sizes import (
@@ -62,6 +64,8 @@ class Declared:
         self._filling = Filling(self._form, lambda: self.grids)
         self._specs = self._filling.specs
         self._output_specs = list(spec_leaves(self.output, "output").values())
+        if batch_dim:
+            self._require_batch_dim(batch_dim)
         if batch is None:
             for path, spec in self._specs.items():
                 if spec.shape is None:
@@ -78,6 +82,29 @@ class Declared:
             name = self.unused_sizes[0]
             raise SpecError(
                 f"sizes[{name!r}]: no spec has the symbol {name!r}; symbols are: {', '.join(self.symbols) or 'none'}"
+            )
+
+    def _require_batch_dim(self, dim: int) -> None:
+        """Refuse a dimension of the batch that no input has, as far as their numbers of dimensions are known."""
+        if dim < 0:
+            raise SpecError(
+                f"batch_dim = {dim}: dimensions are counted from the front; allowed: 0, 1, ..."
+            )
+        ranks: dict[str, int] = {}
+        if self._batch is None:
+            inputs = dict(self._form.input_leaves())
+            for path, spec in self._specs.items():
+                if path in inputs and spec.shape is not None:
+                    plain = all(axis.kind == "plain" for axis in spec.shape.axes)
+                    ranks[path] = len(spec.shape.axes) if plain else dim + 1
+        elif is_fixed(self._batch):
+            leaves = self._real_zero.input_leaves()
+            ranks = {path: t.dim() for path, t in leaves if isinstance(t, Tensor)}
+        if ranks and max(ranks.values()) <= dim:
+            path, most = max(ranks.items(), key=lambda item: item[1])
+            allowed = ", ".join(map(str, range(most))) or "None"
+            raise SpecError(
+                f"batch_dim = {dim}: no input has a dimension {dim}; {path} has {most}; allowed: {allowed}"
             )
 
     def _relations_known(self) -> None:

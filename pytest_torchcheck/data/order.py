@@ -63,12 +63,14 @@ class Epoch:
         samples: How many samples are read.
         size: Of the batches but the last.
         last: Size of the last batch.
+        drawn: How many indices the sampler gives.
     """
 
     batches: int
     samples: int
     size: int
     last: int
+    drawn: int
 
 
 def epoch_of(part: Part, *, seed: int = 0) -> Epoch:
@@ -83,13 +85,17 @@ def epoch_of(part: Part, *, seed: int = 0) -> Epoch:
         with isolated():
             seed_process(seed)
             sizes = [len(batch) for batch in islice(indices(part), MOST_INDICES)]
-        last = sizes[-1] if sizes else 0
-        return Epoch(batches=len(sizes), samples=sum(sizes), size=max(sizes, default=0), last=last)
+        last, drawn = sizes[-1] if sizes else 0, sum(sizes)
+        most = max(sizes, default=0)
+        return Epoch(batches=len(sizes), samples=drawn, size=most, last=last, drawn=drawn)
     count = len(plan.sampler) if hasattr(plan.sampler, "__len__") else part.length
     full, rest = divmod(count, size)
     if rest and not plan.drop_last:
-        return Epoch(batches=full + 1, samples=count, size=size if full else rest, last=rest)
-    return Epoch(batches=full, samples=full * size, size=size, last=size if full else 0)
+        return Epoch(
+            batches=full + 1, samples=count, size=size if full else rest, last=rest, drawn=count
+        )
+    last = size if full else 0
+    return Epoch(batches=full, samples=full * size, size=size, last=last, drawn=count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,6 +194,8 @@ def checked_dataset(dataset: Any) -> Any:
     if dataset is None:
         return None
     parts = dataset.values() if isinstance(dataset, Mapping) else (dataset,)
+    if not parts:
+        raise DeclarationError("dataset: got an empty dict; write {'train': ..., 'eval': ...}")
     for part in parts:
         if isinstance(part, type):
             name = part.__name__

@@ -334,3 +334,20 @@ def test_a_loader_without_its_dataset_is_read_all_the_same() -> None:
     assert not codes(Contract(loader=DataLoader(rows, batch_size=2)).check("last-batch"))
     with pytest.raises(ValueError, match="write dataset="):
         Contract(loader={"batch_size": 8}, **declared)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "empty"),
+    [
+        ({"batch_sampler": []}, True),
+        ({"sampler": torch.utils.data.SubsetRandomSampler(()), "batch_size": 2}, True),
+        ({"sampler": [], "batch_size": 2, "drop_last": True}, True),
+        ({"batch_sampler": [[0, 1], [2]]}, False),
+        ({"sampler": [4, 1], "batch_size": 2}, False),
+    ],
+)
+def test_a_sampler_that_gives_nothing(arguments: dict[str, Any], empty: bool) -> None:
+    report = Contract(dataset=TensorDataset(X, Y), loader=arguments).check("last-batch")
+    found = [f for f in report.findings if f.code == "loader-empty"]
+    assert len(found) == empty
+    assert all("sampler of the loader is empty" in f.cause for f in found)

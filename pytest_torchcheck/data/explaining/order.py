@@ -248,7 +248,19 @@ def last_batch_wrong(
     place = loader_told(part, declared)
     size, missing = part.plan.batch_size, part.length - found.samples
     culprit = (dataset_culprit(part, "drop_last", f"batch_size={size}"),)
-    if part.plan.drop_last and found.batches == 0 and part.length:
+    drawn = part.plan.batch_sampler if size is None else part.plan.sampler
+    if found.batches == found.drawn == 0 and part.length:
+        yield violated(
+            "loader-empty",
+            f"{part.prefix}an epoch has no batch: {type(drawn).__name__} yields nothing for {part.length} samples",
+            culprits=culprit,
+            location=place,
+            observed=f"0 batches of {part.length} samples",
+            cause="the sampler of the loader is empty",
+            because=f"a whole epoch was drawn from {type(drawn).__name__}",
+            fix="give the sampler the indices that it is to draw",
+        )
+    elif part.plan.drop_last and found.batches == 0 and part.length:
         yield violated(
             "loader-empty",
             f"{part.prefix}an epoch has no batch: {part.length} samples, batch_size={size}, drop_last=True",

@@ -41,6 +41,8 @@ def declared(**fields):
 def test_contracts():
     with pytest.raises(DeclarationError, match=r"sizes\['b'\]: no spec has .*symbols are: B"):
         declared(sizes={"b": (1, 3)})
+    with pytest.raises(DeclarationError, match=r"dataset: got an empty dict"):
+        Contract(dataset={})
     with pytest.raises(
         DeclarationError, match="examples: must be a whole number of at least 1; got 0"
     ):
@@ -51,6 +53,25 @@ def test_contracts():
         measure_memory(declared(), step="train")
     with pytest.raises(TypeError, match=r"a Contract is needed.*got Linear"):
         measure_memory(nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"inputs": ("B 4", "B"), "batch_dim": 2}, r"no input has a dimension 2; x0 has 2; allowed: 0, 1"),
+        ({"batch": torch.zeros(6, 4, 3), "batch_dim": 3}, "x has 3; allowed: 0, 1, 2"),
+        ({"inputs": "B 4", "batch_dim": -1}, "batch_dim = -1: dimensions are counted from the front"),
+    ],
+)  # fmt: skip
+def test_a_dimension_of_the_batch_that_no_input_has(fields, says):
+    with pytest.raises(DeclarationError, match=says):
+        Contract(model=nn.Bilinear(4, 4, 2), **fields)
+
+
+def test_dimensions_of_the_batch_that_an_input_has_or_may_have():
+    assert Contract(model=nn.LSTM(4, 3), inputs="T B 4", batch_dim=1).batch_dim == 1
+    assert Contract(model=nn.Identity(), inputs="*S 4", batch_dim=2).batch_dim == 2
+    assert Contract(model=nn.Bilinear(4, 4, 2), inputs=("4", "B C 4"), batch_dim=1).batch_dim == 1
 
 
 class Square(torch.autograd.Function):
