@@ -51,9 +51,7 @@ def _determinism(subject: Subject) -> Iterator[Finding]:
     if not first:
         yield inconclusive("the output holds no tensor")
         return
-    moved = [
-        path for path in first if path not in second or not trees.same(first[path], second[path])
-    ]
+    moved = [p for p in first if p not in second or not trees.same(first[p], second[p])]
     if subject.kernel_exact:
         moved = _beyond_rounding(subject, moved, first, second)
     elif moved:
@@ -62,12 +60,11 @@ def _determinism(subject: Subject) -> Iterator[Finding]:
         moved = [p for p in moved if trees.worst(first[p], second[p]) > 4 * floor[p]]
     if moved and not forward_facts(subject).consumed and undetermined(subject):
         yield inconclusive(UNDETERMINED)
-        return
-    if moved:
-        gap = max(trees.worst(first[p], second[p]) for p in moved if p in second)
-        yield explain.random_in_eval(subject, moved, gap)
-        return
-    yield passed(f"{len(first)} output tensors are bit-equal over two seeds")
+    elif moved:
+        worst = max(trees.worst(first[p], second[p]) for p in moved if p in second)
+        yield explain.random_in_eval(subject, moved, worst)
+    else:
+        yield passed(f"{len(first)} output tensors are bit-equal over two seeds")
 
 
 def eval_purity(subject: Subject) -> Iterator[Finding]:

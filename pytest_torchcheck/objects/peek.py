@@ -108,7 +108,7 @@ def length(thing: Any) -> int:
 
 
 def pairs(thing: Any) -> list[tuple[Any, Any]]:
-    """Return the keys and values of a mapping, of a dict without any code of a subclass; none where they cannot be had."""
+    """Return the items of a mapping, of a dict without any code of a subclass; none where they cannot be had."""
     try:
         return list(dict.items(thing) if isinstance(thing, dict) else thing.items())
     except Exception:  # an items() of the user's may raise what it likes

@@ -187,8 +187,8 @@ def _with_keyword(line: _Line, match: re.Match[str]) -> Rewrite:
         assert isinstance(node, ast.Call)
         called = _called(node).rpartition(".")[2]
         outer = not any(node in ast.walk(n) and n is not node for n in line.nodes(ast.Call))
-        # what builds a layer is called by the name of a class, and declares no contract
-        outer = outer and called[:1].isupper() and called != "Contract" and not line.decorates(node)
+        # a line that declares a contract builds no layer
+        outer = outer and "Contract(" not in line.text and not line.decorates(node)
         if called != wanted.rpartition(".")[2] and not (outer and not wanted):
             return None
         try:

@@ -87,7 +87,7 @@ def one_grid(code: str, path: str, gap: float, place: Place | None) -> Finding:
 
 
 def of_statistics(code: str, path: str, gap: float, place: Place | None) -> Finding:
-    """Explain samples that a normalisation without running statistics makes depend on their batch, as in meta-learning."""
+    """Explain samples that a normalisation without running statistics makes depend on their batch."""
     return suspicious(
         code,
         "samples are normalised over the batch in eval mode",

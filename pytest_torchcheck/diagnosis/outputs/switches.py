@@ -161,11 +161,11 @@ def turned(subject: Subject, names: list[str]) -> Finding:
         f"{method} changes {names_text(names)} for good",
         culprits=[Culprit("parameter", name, "has other values after it", place) for name in names],
         location=place,
-        observed=f"{counted(len(names), 'trained parameter')} {have(names, 'differs')} once eval() and train() were called, "
+        observed=f"{counted(len(names), 'trained parameter')} {have(names, 'differs')} after eval() and train(), "
         "before any step",
         cause=f"an overridden method writes to the weights themselves{on_line(place)}",
         because="train() alone leaves them as they are; training goes on with the others after each evaluation",
-        fix="compute the values for evaluation in the forward (if not self.training), and leave the parameters as they are"
+        fix="compute the values for evaluation in the forward (if not self.training), and leave the parameters alone"
         if places[0]
         else "write to no parameter in train(): it is called after each evaluation",
     )

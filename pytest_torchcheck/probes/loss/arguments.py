@@ -260,7 +260,7 @@ def all_finite(results: dict[str, torch.Tensor]) -> bool:
 
 
 def _all_values(target: torch.Tensor, values: range | None) -> Iterator[torch.Tensor]:
-    """Yield targets of one value each: all that an integer may have, or large ones to both sides, beyond what bounds a term."""
+    """Yield targets of one value each: all that an integer may have, or large ones to both sides."""
     size = 1e4 if target.dtype == torch.float16 else 1e9
     if not target.is_floating_point() and target.dim():
         yield from (target.flip(0), target.roll(1, 0))
