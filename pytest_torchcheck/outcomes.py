@@ -70,9 +70,9 @@ def raised_once(finding: Finding, phase: Phase, *, drew: bool) -> Finding:
         else f"{what} keeps something from one call to the next, such as a counter or a cache",
         because="the same call, made once more, did not raise"
         + (", with other random numbers" if drew else ", and neither call drew random numbers"),
-        fix="let it run for all that it draws"
+        fix="make it run whatever numbers it draws"
         if drew
-        else "let a call depend on its arguments and its state dict alone, or raise in each call that is like this one",
+        else "let a call depend only on its arguments and on the state dict",
         culprits=tuple(c for c in finding.culprits if c.kind in ("module", "call")),
     )
 

@@ -48,9 +48,8 @@ class Ledger:
             str, dict[str, str]
         ] = {}  # as JSON, of which pytest's report holds the same
         self.outcomes: dict[str, str] = {}
-        self.before: dict[
-            str, str
-        ] = {}  # of items whose teardown failed, what they came to before it
+        # of items whose setup or teardown failed, what they came to before it
+        self.before: dict[str, str] = {}
         self.bare: dict[str, None] = {}  # failed items that said nothing: their process died
         self.coverage: Coverage | None = None
         self.unwritten: dict[Path, str] = {}
@@ -85,9 +84,8 @@ class Ledger:
         if record is not None:
             self.records.setdefault(report.nodeid, {})[str(report.when)] = record
         if report.nodeid in self.records and (report.when != "teardown" or report.failed):
-            if (
-                report.when != "call" and report.failed
-            ):  # for pytest an error, beside what the call came to
+            # pytest counts it as an error, beside what the call came to
+            if report.when != "call" and report.failed:
                 self.before[report.nodeid] = self.outcomes.get(report.nodeid, "")
             self.outcomes[report.nodeid] = report.outcome
 

@@ -207,7 +207,7 @@ def _relates(
     slopes: _Gradients, targets: Any, leaf: torch.Tensor, path: str, base: torch.Tensor, axis: int
 ) -> bool:
     """Say whether the gradient of the first sample changes with the output of each of some others, far from it too."""
-    count = leaf.shape[axis]
+    count = leaf.shape[axis] if axis < leaf.dim() else 0
     others = sorted({1, count // 2, count - 1} - {0})
     for other in others if count > 2 else ():
         row = leaf.detach().select(axis, other)

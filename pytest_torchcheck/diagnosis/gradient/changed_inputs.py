@@ -53,13 +53,10 @@ def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iter
 
 def _elsewhere(place: Location | None) -> str:
     """Say how the statement on a line writes to a new tensor: by its own names where it is an augmented assignment."""
-    for node in sources.nodes(place.file) if place is not None else ():
-        if place is not None and isinstance(node, ast.AugAssign) and node.lineno == place.line:
-            whole = ast.BinOp(
-                ast.parse(ast.unparse(node.target), mode="eval").body, node.op, node.value
-            )
-            name, instead = ast.unparse(node.target), ast.unparse(whole)
-            return f"write to a new tensor: {name} = {instead} instead of {ast.unparse(node)}"
+    for node in sources.around(place.file, place.line, ast.AugAssign) if place is not None else ():
+        name = ast.unparse(node.target)
+        instead = ast.unparse(ast.BinOp(ast.Name(name), node.op, node.value))
+        return f"write to a new tensor: {name} = {instead} instead of {ast.unparse(node)}"
     return "write to a new tensor instead of in place"
 
 

@@ -153,7 +153,7 @@ def ignored(
     what = some if others else f"its targets ({listed(paths)})"
     return (violated if status == "violated" else suspicious)(
         "targets-ignored",
-        f"the {reader} {'gives the same for any values of' if computed else 'never reads'} {what}",
+        f"the {reader} {'does not depend on' if computed else 'never reads'} {what}",
         culprits=[
             *(Culprit("target", path, "has no influence") for path in paths),
             Culprit("loss", "loss", "ignores its targets", place),
@@ -167,7 +167,7 @@ def ignored(
         else f"other targets, and targets that nothing can read, leave the result of the {reader} bit-equal",
         cause=f"the loss is computed without {listed(paths)}"
         if others
-        else "what is computed from the targets is multiplied by zero, rounded to one value, or lost in another way"
+        else "what is computed from the targets is lost: multiplied by zero, say, or rounded to one value"
         if computed
         else "the loss is computed only from the output",
         because=f"{listed(others)}, changed in the same way, does change it"

@@ -12,7 +12,11 @@ from pytest_torchcheck import Contract, Labels
 LOSSES = ["loss-shapes", "target-ownership", "target-alignment", "loss-sign", "descent"]
 
 
-def told(loss, targets, model=lambda: nn.Linear(5, 6), sizes=(5, 12)):
+def net():
+    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 6))
+
+
+def told(loss, targets, model=net, sizes=(4, 12)):
     contract = Contract(model=model, inputs="B 5", sizes={"B": sizes}, targets=targets, loss=loss)
     found = contract.check(LOSSES).findings
     return [(f.check, f.code) for f in found if f.status in ("violated", "suspicious", "error")]
