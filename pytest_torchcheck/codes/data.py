@@ -26,6 +26,7 @@ reach_wrong = One("data.explaining.order:reach_wrong", "sampler-length", doubtfu
 
 damaged = One("data.explaining.samples:damaged", "dataset-mutated")
 elsewhere = Each("data.explaining.samples:elsewhere")
+drawn = One("data.relations.drawn_labels:told", "label-drawn", doubtful=True)
 blended = One("data.relations.blended_labels:told", "label-blended")
 boxes_inverted = One("data.relations.inverted_boxes:told", "boxes-inverted")
 flipped_apart = One("data.relations.flipped_apart:told", "target-flipped-apart", doubtful=True)

@@ -14,6 +14,7 @@ from ...data import labels, pickling, randomness, splits, validity
 from ...data.plan import Part, parts
 from ...data.relations import (
     blended_labels,
+    drawn_labels,
     dropped_fields,
     dropped_results,
     faint_bytes,
@@ -153,10 +154,9 @@ def _out_of_range(subject: Subject, found: Survey) -> Iterator[Finding]:
 
 
 def _flat(tree: Any) -> list[Any]:
-    if isinstance(tree, dict):
-        return [leaf for value in tree.values() for leaf in _flat(value)]
-    if isinstance(tree, list | tuple):
-        return [leaf for value in tree for leaf in _flat(value)]
+    if isinstance(tree, dict | list | tuple):
+        values = tree.values() if isinstance(tree, dict) else tree
+        return [leaf for value in values for leaf in _flat(value)]
     return [tree]
 
 
@@ -227,8 +227,8 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
     """Compare labels with those declared and with the dataset's own; see whether a replayed transform repeats.
 
     Maps of classes must not be resized by averaging, what is named boxes must not be mirrored with its corners in the
-    old order, and a target map must not be flipped or rotated apart from its input: where reads have equal inputs,
-    their maps are no mirror images of each other.
+    old order, a target map must not be flipped or rotated apart from its input (where reads have equal inputs, their
+    maps are no mirror images of each other), and no whole number is drawn anew beside features that stay the same.
     """
     if subject.contract.model is None or subject.contract.has_targets:
         unlike = in_data(naming.unlike_names, surveys(subject))
@@ -264,6 +264,7 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
         if part.is_map_style and len(measured.shape) > 1 and not measured.is_floating:
             mixed = in_data(blended_labels.blended, part, measured.path)
             bad += [] if mixed is None else [explain.blended(part, measured.path, mixed)]
+        bad = bad or _drawn(subject, found, measured)
         if not bad and wants_float and measured.collated:
             said = _refusal(subject, measured.collated)
             given = subject.batch().targets.dtype == measured.collated
@@ -299,6 +300,14 @@ def _turned(found: Survey, seed: int) -> Iterator[Finding]:
     apart = None if replay is not None else in_data(flipped_apart.flipped_apart, found)
     if apart is not None:
         yield explain.flipped_apart(part, apart)
+
+
+def _drawn(subject: Subject, found: Survey, measured: labels.Labels) -> list[Finding]:
+    """Ask whether labels are drawn at each read, unless they are an input by declaration."""
+    if _is_all_input(subject, found):
+        return []
+    drawn = in_data(drawn_labels.drawn_labels, found, measured)
+    return [] if drawn is None else [explain.drawn(found.part, drawn)]
 
 
 def _is_all_input(subject: Subject, found: Survey) -> bool:
