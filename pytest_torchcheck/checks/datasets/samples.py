@@ -278,10 +278,8 @@ def dataset_labels(subject: Subject) -> Iterator[Finding]:
             )
             within = f", within {classes} classes" if classes is not None else ""
             rows = [{"label": k, "samples": n} for k, n in sorted(measured.values.items())]
-            yield passed(
-                f"{part.prefix}{measured.count} labels of {measured.dtype}: {kinds}{within}",
-                evidence={"labels": rows} if rows else None,
-            )
+            summary = f"{part.prefix}{measured.count} labels of {measured.dtype}: {kinds}{within}"
+            yield passed(summary, evidence={"labels": rows} if rows else None)
 
 
 def _has_targets(subject: Subject) -> bool:
