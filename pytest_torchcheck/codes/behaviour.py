@@ -17,9 +17,9 @@ mixed = One("diagnosis.outputs.samples:mixed", "batch-statistics samples-mixed",
 not_repeatable = One(
     "diagnosis.outputs.behaviour:not_repeatable", "eval-not-repeatable", doubtful=True
 )
-remembers = One("diagnosis.outputs.modes:remembers", "eval-remembers")
-overwrites = One("diagnosis.outputs.modes:overwrites", "output-overwritten")
-trains_otherwise = One("diagnosis.outputs.modes:trains_otherwise", "eval-remembers")
+remembers = One("diagnosis.outputs.kept:remembers", "eval-remembers")
+overwrites = One("diagnosis.outputs.kept:overwrites", "output-overwritten")
+trains_otherwise = One("diagnosis.outputs.kept:trains_otherwise", "eval-remembers")
 out_of_range = One("diagnosis.outputs.behaviour:out_of_range", "output-range")
 output_mismatch = One("diagnosis.outputs.behaviour:output_mismatch", "output-shape")
 placed = One("diagnosis.outputs.samples:placed", "batch-statistics sample-order samples-mixed")

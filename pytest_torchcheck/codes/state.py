@@ -22,9 +22,7 @@ unregistered = One("diagnosis.stored.registration:unregistered", "module-hidden"
 explain_lost = One("diagnosis.stored.checkpoints:explain_lost", "state-lost", doubtful=True)
 
 drawn_anew = Each("diagnosis.stored.unsaved:drawn_anew", "state-lost")
-stale_after_load = One(
-    "diagnosis.outputs.modes:stale_after_load", "stale-after-load", doubtful=True
-)
+stale_after_load = One("diagnosis.outputs.kept:stale_after_load", "stale-after-load", doubtful=True)
 lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
 softmax_axis = One("diagnosis.lines.axis_order:softmax_axis", "softmax-axis")

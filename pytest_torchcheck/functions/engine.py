@@ -155,7 +155,7 @@ def _checked(target: Target, *, twice: bool, autocast: bool, compiled: bool) -> 
     outcome.add(written)
     if written.violated:
         return outcome  # the rest of the same backward is computed from a spoilt upstream
-    broken = outcome.violated
+    broken = bool(outcome.findings)
     first = check_first(target, fresh=broken)
     outcome.add(first)
     if broken:

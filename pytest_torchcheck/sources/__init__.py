@@ -9,6 +9,7 @@ from .assignments import is_no_tools_class as is_no_tools_class
 from .assignments import of_assignment as of_assignment
 from .assignments import of_attribute as of_attribute
 from .assignments import of_parameter as of_parameter
+from .assignments import says as says
 from .locations import count_as_own as count_as_own
 from .locations import is_installed as is_installed
 from .locations import is_own_class as is_own_class

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..objects.weak import by_class
 from .locations import of_line, rank
-from .syntax import holds, own_nodes, parsed, tree_of, writes
+from .syntax import holds, own_nodes, parsed, statement, tree_of, writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -126,6 +126,25 @@ def called(node: ast.AST) -> str:
     """Return the last name of what a call calls: ``BCELoss`` for ``nn.BCELoss()``; empty for no call, or no name."""
     function = node.func if isinstance(node, ast.Call) else None
     return str(getattr(function, "attr", getattr(function, "id", "")))
+
+
+def says(place: Location | None, name: str, keyword: str, value: object, index: int) -> bool:
+    """Say whether a call in the statement of a line passes an argument as this constant.
+
+    Args:
+        place: The line.
+        name: The last name of what is called.
+        keyword: Of the argument.
+        value: The constant.
+        index: Where the argument stands where it is passed by position.
+    """
+    made = statement(place.file, place.line) if place is not None else None
+    for node in ast.walk(made) if made is not None else ():
+        if isinstance(node, ast.Call) and called(node) == name:
+            given = [one.value for one in node.keywords if one.arg == keyword]
+            given += node.args[index : index + 1]
+            return any(isinstance(one, ast.Constant) and one.value is value for one in given)
+    return False
 
 
 def _file_of(cls: type) -> str | None:

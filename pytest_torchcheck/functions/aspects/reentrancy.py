@@ -84,7 +84,11 @@ def _alias(target: Target, op: Op | None, saved: list[int]) -> Alias | None:
 def once_only(
     target: Target, error: Exception, op: Op | None = None, alias: Alias | None = None
 ) -> Outcome:
-    """Word a backward that works only once."""
+    """Word a backward that works only once.
+
+    ``violated`` where it writes to what was saved. ``suspicious`` where it drops what it keeps on ctx, as reversible layers
+    do to give memory back: a second backward through the graph then raises, and nothing is wrong in silence.
+    """
     if op is not None:
         cause, because = "backward changes what it saved", f"{op.name} wrote into a saved tensor"
         fix = alias.fix if alias is not None else "use out-of-place operations on saved tensors"
@@ -95,6 +99,7 @@ def once_only(
     return target.broken(
         "backward-not-reentrant",
         f"{target.backward} raises when it runs a second time over one graph: {first_line(error)}",
+        doubtful=op is None,
         location=op.line if op is not None else error_line(target.function, error),
         others=[alias.culprit("a saved tensor")] if alias is not None else [],
         observed=f"{type(error).__name__}: {first_line(error)}",

@@ -909,7 +909,13 @@ class WritesSaved(Function):
         return c.clone()
 
 
-@seeded("re-entrancy", lambda: (_rand(2, 3),), "backward-not-reentrant", "throws away")
+@seeded(
+    "re-entrancy",
+    lambda: (_rand(2, 3),),
+    "backward-not-reentrant",
+    "throws away",
+    status="suspicious",
+)
 class DropsSaved(Function):
     @staticmethod
     def forward(ctx, x):

@@ -134,6 +134,39 @@ def test_only_what_leaves_the_mean_as_it_was_is_a_perturbation(layer, kind):
     )
 
 
+class Meant(nn.Module):
+    """The pre-net of a decoder that gets its variation from dropout in evaluation too."""
+
+    def forward(self, x):
+        return F.dropout(
+            torch.relu(x),
+            p=0.5,
+            training=True,
+        )
+
+
+class MeantByPlace(nn.Module):
+    def forward(self, x):
+        return F.dropout(torch.relu(x), 0.5, True)
+
+
+class Decided(nn.Module):
+    def forward(self, x):
+        return F.dropout(torch.relu(x), 0.5, not self.training)
+
+
+@pytest.mark.parametrize(
+    ("layer", "status"),
+    [(Meant, "suspicious"), (MeantByPlace, "suspicious"), (Decided, "violated")],
+)
+def test_dropout_whose_call_says_that_it_is_on_may_be_meant(layer, status):
+    torch.manual_seed(0)
+    report = Contract(model=lambda: Net(layer), batch=((X,), None)).check(["eval-determinism"])
+    (finding,) = report.findings
+    assert (finding.status, finding.code) == (status, "random-in-eval")
+    assert ("Stochastic" in finding.fix) == (status == "suspicious")
+
+
 def test_a_rescaled_mask_names_its_scale():
     (found,) = find_perturbations(lambda: model(X), model := Net(Inverted).eval())
     assert found.scale == pytest.approx(1 / 0.7)
