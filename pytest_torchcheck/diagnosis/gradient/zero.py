@@ -72,6 +72,8 @@ def zero(
         if kind == "inactive":
             # a rectifier without a positive input was pushed there by what its layer starts with
             culprits = [replace(c, location=initialisation_line(subject, c.name)) for c in culprits]
+        if (op := getattr(at, "choosing", None)) is not None:
+            culprits.append(Culprit("call", op.name, "chooses the infinity", op.location))
         zeros = _zero_parameters(subject, group) if kind == "times-zero" else []
         made = list(dict.fromkeys(p for n in zeros for p in zeroing_lines(subject, n)))[:3]
         because = getattr(at, "fact", "") or "every element of its gradient is zero"

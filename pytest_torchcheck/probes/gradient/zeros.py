@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ...explanation import on_line
 from ...lean import dataclass
 from ..recorded.operations import gradients_kept, record_step, values_behind
 from ..recorded.recording import Recorder
@@ -70,6 +71,7 @@ class ZeroGradient:
         reached: Root mean square of that gradient.
         left: Root mean square behind the operation: exactly 0.0, or what rounding leaves of it.
         uses: The operations whose gradients meet there, where there are several.
+        choosing: Where all is infinite, the operation that gives infinities alone, of values some of which are finite.
     """
 
     parameter: str
@@ -81,6 +83,7 @@ class ZeroGradient:
     reached: float
     left: float
     uses: tuple[Op, ...] = ()
+    choosing: Op | None = None
 
 
 def find_zero_gradients(
@@ -136,8 +139,13 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
         op = source.call.op
         if source.call is not stopped.call:
             fact += f"; {product} multiplies by what that gave"
-    if kind == "inactive" and (made := _infinite_since(stopped.value)) is not None:
-        fact += f"; it is infinite since {made.op.name}, which is given finite values alone"
+    choosing: Op | None = None
+    if kind == "inactive" and (infinite := _infinite_since(stopped.value)) is not None:
+        made, chosen = infinite
+        fact += f"; the infinity comes from {made.op.name}, which is given finite values alone"
+        if chosen is not None:
+            choosing = chosen.op
+            fact += f", and {choosing.name}{on_line(choosing.location)} chooses it, where others are finite"
         kind, op = "infinite", made.op
     reading = _only_reader(stopped)
     if reading is not None and (kind == "unread" or _is_one_step(name, stopped)):
@@ -157,21 +165,35 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
         reached=stopped.reached,
         left=stopped.value.rms or 0.0,
         uses=tuple(call.op for call in stopped.users) if stopped.uses > 1 else (),
+        choosing=choosing,
     )
 
 
-def _infinite_since(value: Value) -> Call | None:
-    """Return the call that makes infinities of finite values, where a value holds nothing else."""
+def _infinite_since(value: Value) -> tuple[Call, Call | None] | None:
+    """Return the call that makes infinities of finite values, where a value holds nothing else.
+
+    With it the call behind it that gives nothing but infinities of values of which some are finite, as a maximum does.
+    """
     if not bool(torch.isinf(value.tensor.detach()).all()):
         return None
     seen: set[int] = set()
+    choosing: Call | None = None
     while value.maker is not None and id(value) not in seen:
         seen.add(id(value))
-        held = [v for v in value.maker.inputs if bool(torch.isinf(v.tensor.detach()).any())]
-        if not held:
-            return value.maker
-        value = held[0]
+        made = value.maker
+        held = [v for v in made.inputs if bool(torch.isinf(v.tensor.detach()).any())]
+        if not held or _writes_infinity(made):  # what is written in place holds it before as well
+            return made, choosing
+        whole = [v for v in held if bool(torch.isinf(v.tensor.detach()).all())]
+        if choosing is None and not whole:
+            choosing = made
+        value = (whole or held)[0]
     return None
+
+
+def _writes_infinity(call: Call) -> bool:
+    given = (*call.args, *call.kwargs.values())
+    return any(isinstance(one, float) and math.isinf(one) for one in given)
 
 
 def _only_reader(stopped: Stopped) -> Call | None:

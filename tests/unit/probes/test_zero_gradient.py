@@ -301,7 +301,28 @@ def test_the_line_that_makes_what_a_rectifier_cuts_infinite():
     assert found.kind == "infinite"
     assert found.location is not None
     assert found.location.text.endswith("# ZERO")
-    assert "infinite since Tensor.masked_fill" in found.fact
+    assert "the infinity comes from Tensor.masked_fill" in found.fact
+    assert found.choosing is not None
+    assert found.choosing.name == "Tensor.min"
+
+
+def test_an_infinity_written_in_place_comes_from_where_it_is_written():
+    class Farthest(Net):
+        def middle(self, h):
+            distance = -torch.cdist(h, h)
+            distance.diagonal().fill_(float("inf"))  # ZERO
+            hardest = distance.amax(1)
+            return torch.relu(h.sum(1) - hardest)[:, None] + 0 * h
+
+    model, x = Farthest(), torch.randn(4, 6)
+    found = find_zero_gradient(lambda: model(x).square().sum(), model, "encoder.weight")
+    assert found is not None
+    assert found.kind == "infinite"
+    assert found.location is not None
+    assert found.location.text.endswith("# ZERO")
+    assert found.choosing is not None
+    assert found.choosing.location is not None
+    assert "amax" in found.choosing.location.text
 
 
 def test_infinities_that_nothing_chooses():
