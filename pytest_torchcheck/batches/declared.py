@@ -195,12 +195,22 @@ class Declared:
         if _is_rank(name):
             return SizeRange(low=0, high=2, declared=False)
         return SizeRange(
-            low=1, high=BATCH_HIGH if name == self.batch_symbol else DEFAULT_HIGH, declared=False
+            low=1, high=BATCH_HIGH if name == self.leading_symbol else DEFAULT_HIGH, declared=False
         )
 
     @cached_property
     def batch_symbol(self) -> str | None:
-        """The symbol of the batch's axis, or None if there is none."""
+        """The symbol of the batch's axis, or None if there is none.
+
+        An axis that indices of an input are declared to lead into, as edges lead to nodes, counts no samples.
+        """
+        found = self.leading_symbol
+        indexed = (s.values.indexes for s in self._specs.values() if s.values is not None)
+        return None if found is not None and found in indexed else found
+
+    @cached_property
+    def leading_symbol(self) -> str | None:
+        """The symbol at ``batch_dim`` of the first input: samples, or the nodes of a graph, which targets follow alike."""
         if self.batch_dim is None:
             return None
         inputs = dict(self._form.input_leaves())

@@ -234,7 +234,7 @@ class BatchSource(Declared):
         Raises:
             SpecError: The batch has no batch axis.
         """
-        symbol = self.batch_symbol
+        symbol = self.leading_symbol
         if symbol is None:
             raise SpecError("there is no batch axis to take samples from")
         axes = self.axes(symbol)

@@ -107,7 +107,7 @@ def loss_shapes(subject: Subject) -> Iterator[Finding]:
         )
         return
     batch = subject.batch()
-    symbol = subject.source.batch_symbol
+    symbol = subject.source.leading_symbol
     if symbol is not None and batch.sizes.get(symbol, 2) < 2:
         yield inconclusive("the batch holds one sample, so broadcasting could not be observed")
     else:
@@ -280,7 +280,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
 
 def _samples_of(subject: Subject) -> tuple[int, ...] | None:
     """Return the shape of one number per sample."""
-    symbol = subject.source.batch_symbol
+    symbol = subject.source.leading_symbol
     size = None if symbol is None else subject.batch().sizes.get(symbol)
     return None if size is None else (size,)
 

@@ -94,7 +94,7 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
 
 def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
     """Yield each sample alone; a batch of one that is not declared only makes a loss suspicious."""
-    axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
+    axis, symbol = subject.contract.batch_dim, subject.source.leading_symbol
     size = 0 if axis is None or symbol is None else loss.samples(axis)
     if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
         return
@@ -167,7 +167,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     if paths and (lost := lost_results(partial(loss.run, loss.batch))):
         yield explain.without_effect(paths, lost[0])
         return
-    axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
+    axis, symbol = subject.contract.batch_dim, subject.source.leading_symbol
     size = 0 if axis is None or symbol is None else loss.samples(axis)
     if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
         yield not_applicable("the outputs do not have one entry for each of at least two samples")

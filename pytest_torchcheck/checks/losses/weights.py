@@ -40,7 +40,7 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
     if isinstance(loss, str):
         yield not_applicable(loss)
         return
-    axis, symbol = subject.contract.batch_dim, subject.source.batch_symbol
+    axis, symbol = subject.contract.batch_dim, subject.source.leading_symbol
     size = 0 if symbol is None else loss.batch.sizes.get(symbol, 0)
     where = _axes(subject, loss, size) if axis is not None and size else None
     if axis is None or symbol is None or where is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_torchcheck import Contract, Floats, Ints
+from pytest_torchcheck import Contract, Floats, Ints, Labels
 from pytest_torchcheck.specs.kinds import Edges
 
 CHECK = "permutation-invariance"
@@ -270,3 +270,30 @@ def test_edges_that_an_input_counts_are_not_asked_of() -> None:
     }
     given = {"edge_index": Ints("2 E", low=0, high=8), "edges_of": Ints("G", low=0, high=24)}
     assert told(graph(Counted, inputs=given, batch=(real,))) == []
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.out = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h, (source, target) = self.lin(x), edge_index
+        return self.out(h + torch.zeros_like(h).index_add(0, target, h[source]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nodes_are_no_samples_whatever_edges_were_drawn(seed: int) -> None:
+    report = Contract(
+        model=Plain,
+        inputs={"x": "N 6", "edge_index": Edges("2 E", nodes="N")},
+        targets=Labels("N", classes=3),
+        sizes={"N": (5, 9), "E": (1, 2)},
+        loss=nn.functional.cross_entropy,
+    ).check(["batch-independence", "batch-sizes", "target-ownership"], seed=seed)
+    found = {one.check: one.status for one in report.findings}
+    assert found == {
+        "batch-independence": "not-applicable",
+        "batch-sizes": "passed",
+        "target-ownership": "passed",
+    }
