@@ -114,7 +114,9 @@ def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
     Those are among them whose gradient grows from step to step, and is so small yet that rounding takes the update
     away: behind a head of zeros and a residual branch that begins with zeros.
 
-    Cost: 8 FBS where there are any, up to 24 where one of them is left frozen.
+    And those whose gradient grows by as much with each call, until the step that gathers it applies it.
+
+    Cost: 8 FBS where there are any, up to 24 where one of them is left frozen, up to 64 where gradients are gathered.
     """
     thawed: set[str] = set()
     if not names:
@@ -127,7 +129,7 @@ def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
             groups = [group for one in optimizers_of(made) for group in one.param_groups]
             stepped = {id(p) for group in groups for p in group["params"]}
             before = {n: p.detach().clone() for n, p in held.items()}
-            for number in range(_STAGES):
+            for number in range(_GATHERED):
                 subject.train_step(model, made, subject.batch().clone())
                 now = dict(model.named_parameters())  # one that is replaced is not trained
                 moved = (n for n, p in held.items() if not trees.same(p.detach(), before[n]))
@@ -136,11 +138,18 @@ def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
                     if parameter.grad is not None and id(parameter) in stepped:
                         sizes[name].append(float(trees.dense(parameter.grad).abs().max()))
                 waits = number < _HELD or not all(p.requires_grad for p in held.values())
+                waits = (waits and number < _STAGES - 1) or any(map(_gathers, sizes.values()))
                 if len(thawed) == len(held) or not waits:
                     break
         except SubjectError:
             pass  # the check that met the error reports it
         return thawed | {n for n, p in held.items() if _wakes(p, sizes[n])}
+
+
+def _gathers(sizes: list[float]) -> bool:
+    """Say whether gradients of these sizes, of one call after the other, are a sum that each call adds to."""
+    grows = all(itertools.starmap(operator.lt, itertools.pairwise(sizes)))
+    return bool(sizes) and grows and sizes[-1] > _SUMMED * len(sizes) * sizes[0] > 0
 
 
 def _wakes(parameter: torch.Tensor, sizes: list[float]) -> bool:
@@ -153,6 +162,8 @@ def _wakes(parameter: torch.Tensor, sizes: list[float]) -> bool:
 
 _WAKES = 10.0  # times the first gradient: far more than steps change one that has its size
 _RATE = 0.1  # a learning rate that is large for plain gradient descent
+_SUMMED = 0.5  # of so many times the first: dropout draws other terms
+_GATHERED = 64  # calls of a step that gathers gradients until it applies them
 _STAGES = 24  # steps of stages that thaw one part after the other
 _HELD = 7  # further steps in which what is held back by its gradient alone may begin
 _LEAST = 4  # samples: two of them on each side

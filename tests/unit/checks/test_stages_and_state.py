@@ -46,6 +46,48 @@ def test_a_part_that_the_step_thaws_later_is_waiting(after, status):
     assert found.status == status
 
 
+class Gathering:
+    """Adds up the gradients of some batches before it applies them."""
+
+    def __init__(self, count, dropout=0.0):
+        self.count, self.dropout, self.calls = count, dropout, 0
+
+    def __call__(self, model, optimizer, inputs, targets):
+        self.calls += 1
+        x = F.dropout(inputs[0], self.dropout)
+        loss = F.cross_entropy(model(x), targets)
+        (loss / self.count).backward()
+        if self.calls % self.count == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+
+def never_steps(model, optimizer, inputs, targets):
+    loss = F.cross_entropy(model(*inputs), targets)
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("step", "status"),
+    [(Gathering(24), "passed"), (Gathering(48, dropout=0.1), "passed"), (never_steps, "violated")],
+)
+def test_a_step_may_gather_the_gradients_of_many_batches(step, status):
+    torch.manual_seed(0)
+    (found,) = (
+        Contract(
+            model=Tower(),
+            batch=(torch.randn(6, 4), torch.arange(6) % 3),
+            train_step=step,
+            optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        )
+        .check(["weights-update"])
+        .findings
+    )
+    assert found.status == status
+
+
 class Streaming(nn.Module):
     def __init__(self):
         super().__init__()
