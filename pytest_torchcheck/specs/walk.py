@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from ..objects.peek import attributes, tuple_like
+from ..objects.peek import attributes, slots, tuple_like
 from ..text.printable import shown
 from .shape_parsing import parse_shape
 from .shapes import SpecError
@@ -85,12 +85,18 @@ def _parts(value: Any, packed: bool) -> Parts | None:
     if dataclasses.is_dataclass(value):
         return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
     if _is_plain(value):
-        return [(f".{name}", part) for name, part in attributes(value).items()]
+        return [(f".{name}", part) for name, part in _own(value).items()]
     return None
 
 
 def _is_plain(value: Any) -> bool:
-    return bool(attributes(value)) and not callable(value)
+    return not callable(value) and bool(_own(value))
+
+
+def _own(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots too, but of our own specs."""
+    ours = type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return attributes(value) if ours else {**slots(value), **attributes(value)}
 
 
 def _like(value: Any, made: list[Any]) -> Any:
@@ -117,7 +123,7 @@ def _like(value: Any, made: list[Any]) -> Any:
     names = (
         [f.name for f in dataclasses.fields(value)]
         if dataclasses.is_dataclass(value)
-        else list(attributes(value))
+        else list(_own(value))
     )
     for name, part in zip(names, made, strict=True):
         object.__setattr__(twin, name, part)

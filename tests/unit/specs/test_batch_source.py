@@ -129,6 +129,15 @@ class Scene:
         self.image, self.boxes = image, boxes
 
 
+class Slotted:
+    """An object that keeps what it holds in slots, one of which is not set."""
+
+    __slots__ = ("absent", "image", "name")
+
+    def __init__(self, image: Any) -> None:
+        self.image, self.name = image, "one"
+
+
 class Registered:
     """A pytree that is registered with torch, and of which nothing else is known."""
 
@@ -151,22 +160,28 @@ def test_objects_whose_parts_are_specs() -> None:
         (
             Scene(TensorSpec("B 3 H"), [Floats("B 4", low=0.0, high=1.0)]),
             Registered(TensorSpec("B H")),
+            Slotted(TensorSpec("B H")),
         ),
         sizes={"B": (1, 4), "H": (2, 9)},
     )
     made = source.at(0, B=3, H=5)
     assert made is not None
-    scene, registered = made.args
+    scene, registered, slotted = made.args
+    assert slotted.image.shape == (3, 5)
+    assert slotted.name == "one"
     assert type(scene) is Scene
     assert scene.image.shape == (3, 3, 5)
     assert scene.boxes[0].shape == (3, 4)
     assert type(registered) is Registered
     assert registered.x.shape == (3, 5)
-    real = BatchSource(batch=((scene, registered), None))
+    real = BatchSource(batch=((scene, registered, slotted), None))
     smaller = real.at(0, B=2)
     assert smaller is not None
     assert smaller.args[0].image.shape == (2, 3, 5)
     assert smaller.args[1].x.shape == (2, 5)
+    assert smaller.args[2].image.shape == (2, 5)
+    assert not hasattr(smaller.args[2], "absent")
+    assert slotted.image.shape == (3, 5)
     assert scene.image.shape == (3, 3, 5)
 
 
