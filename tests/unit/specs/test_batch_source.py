@@ -135,7 +135,7 @@ class Slotted:
     __slots__ = ("absent", "image", "name")
 
     def __init__(self, image: Any) -> None:
-        self.image, self.name = image, "one"
+        self.image, self.name = image, 3
 
 
 class Registered:
@@ -168,7 +168,7 @@ def test_objects_whose_parts_are_specs() -> None:
     assert made is not None
     scene, registered, slotted = made.args
     assert slotted.image.shape == (3, 5)
-    assert slotted.name == "one"
+    assert slotted.name == 3
     assert type(scene) is Scene
     assert scene.image.shape == (3, 3, 5)
     assert scene.boxes[0].shape == (3, 4)
