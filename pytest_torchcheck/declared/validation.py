@@ -117,7 +117,7 @@ def checked_batch(batch: Any) -> Any:
 
 def checked_loss(loss: Any) -> Any:
     """Return a loss function, ``"output"`` or None."""
-    if loss is None or loss == "output":
+    if loss is None or (isinstance(loss, str) and loss == "output"):
         return loss
     if isinstance(loss, type) and issubclass(loss, nn.Module):
         raise DeclarationError(

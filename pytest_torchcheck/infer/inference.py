@@ -225,7 +225,7 @@ def _of_contract(model: Any) -> Inferred | None:
         inputs=made.inputs,
         sizes=dict(made.sizes or {}),
         targets=made.targets,
-        loss=loss_of("output") if made.loss == "output" else None,
+        loss=loss_of("output") if isinstance(made.loss, str) else None,
         because=f"the adapter {made.adapted.name!r}, from the model's configuration",
     )
 

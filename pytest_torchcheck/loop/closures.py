@@ -16,7 +16,7 @@ from .. import sources
 from ..data.contents import Contents, has_state
 from ..data.generators import is_generator
 from ..data.snapshot import Snapshot
-from ..objects.peek import PLAIN, attributes, cells, closed_over, pairs
+from ..objects.peek import PLAIN, attributes, cells, closed_over, entries, opaque, pairs
 from ..state.devices import device_loss_told
 from ..state.tensors import refuses
 
@@ -295,6 +295,8 @@ _DEPTH = 6
 
 def _attached(value: Any, name: str, depth: int = _DEPTH) -> dict[str, torch.Tensor]:
     """Return the tensors with a graph in nested containers and in objects of the user's classes."""
+    if opaque(value):
+        return {}
     if isinstance(value, torch.Tensor):
         return {name: value} if not refuses(value) and value.grad_fn is not None else {}
     kind: type = type(value)
@@ -304,7 +306,7 @@ def _attached(value: Any, name: str, depth: int = _DEPTH) -> dict[str, torch.Ten
     if isinstance(value, dict):
         parts = ((f"{name}[{key!r}]", item) for key, item in pairs(value))
     elif isinstance(value, list | tuple | deque):
-        parts = ((f"{name}[{i}]", item) for i, item in enumerate(value))
+        parts = ((f"{name}[{i}]", item) for i, item in enumerate(entries(value)))
     elif sources.is_own_class(kind) and not isinstance(value, torch.nn.Module):
         parts = ((f"{name}.{key}", item) for key, item in list(attributes(value).items()))
     return {k: v for path, item in parts for k, v in _attached(item, path, depth - 1).items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import sys
 import types
 from collections import deque
@@ -16,6 +17,11 @@ NONE: Final[dict[str, Any]] = {}
 """What an object without attributes of its own holds; never written to."""
 PLAIN: Final = (bool, int, float, str, type(None))
 """Classes of values that hold nothing else; by far the most that a model's attributes are."""
+
+
+MOST_ITEMS: Final = 10_000
+"""How many items of a mapping of the user's are looked at."""
+_ENTERED: Final = (tuple, list, frozenset, set, deque)
 
 
 def attributes(thing: Any) -> dict[str, Any]:
@@ -34,6 +40,19 @@ def attributes(thing: Any) -> dict[str, Any]:
     except AttributeError:
         return NONE
     return found if type(found) is dict else NONE
+
+
+def opaque(thing: Any) -> bool:
+    """Say whether not even the class of an object can be asked for or hashed, so that nothing is known of it.
+
+    Args:
+        thing: Any object.
+    """
+    try:
+        hash(type(thing))
+        return not isinstance(thing.__class__, type)
+    except Exception:  # a __getattribute__ or a metaclass of the user's may raise what it likes
+        return True
 
 
 def slots(thing: Any) -> dict[str, Any]:
@@ -74,12 +93,12 @@ def closed_over(function: Any) -> dict[str, Any]:
 
 
 def entries(thing: Any) -> Iterator[Any]:
-    """Iterate over a list, tuple or frozenset, whatever its class makes of ``len()`` and ``iter()``.
+    """Iterate over a list, tuple, deque or set, whatever its class makes of ``len()`` and ``iter()``.
 
     Args:
         thing: An instance of one of them, or of a subclass whose ``__len__`` may raise.
     """
-    kind: Any = next(k for k in (tuple, list, frozenset) if isinstance(thing, k))
+    kind: Any = next(k for k in _ENTERED if isinstance(thing, k))
     found: Iterator[Any] = kind.__iter__(thing)
     return found
 
@@ -108,9 +127,14 @@ def length(thing: Any) -> int:
 
 
 def pairs(thing: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a mapping, of a dict without any code of a subclass; none where they cannot be had."""
+    """Return the items of a mapping, of a dict without any code of a subclass; none where they cannot be had.
+
+    Of another mapping so many at most as :data:`MOST_ITEMS`: it may have no end.
+    """
     try:
-        return list(dict.items(thing) if isinstance(thing, dict) else thing.items())
+        if isinstance(thing, dict):
+            return list(dict.items(thing))
+        return list(itertools.islice(thing.items(), MOST_ITEMS))
     except Exception:  # an items() of the user's may raise what it likes
         return []
 

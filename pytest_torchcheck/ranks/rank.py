@@ -98,7 +98,7 @@ class Rank:
         loss = self.program.loss
         if loss is None:
             return sample_mean(output, self.program.seed)
-        if loss == "output":
+        if isinstance(loss, str):  # "output"
             return own_loss(output)
         value: torch.Tensor = loss_of(loss, output, batch.targets)
         return value

@@ -13,7 +13,7 @@ from torch import nn
 from .. import sources
 from ..lean import dataclass
 from ..objects import trees
-from ..objects.peek import PLAIN, entries, length, pairs
+from ..objects.peek import PLAIN, entries, length, opaque, pairs
 from ..probes.holding.held_by_models import holdings
 from ..state import is_lazy, saved_state
 from ..state.outer import holds_tensors, outer_containers
@@ -128,6 +128,8 @@ _OWN = frozenset(vars(nn.Module()))
 
 def plain(value: Any) -> str | None:
     """Return the text of a value made of numbers and texts only; None for anything else, and for None."""
+    if opaque(value):
+        return None
     if type(value) in PLAIN:
         return None if value is None else repr(value)
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -144,7 +146,10 @@ def plain(value: Any) -> str | None:
             stack.extend(itertools.chain(*pairs(thing)))
         elif not isinstance(thing, PLAIN):
             return None
-    return repr(value)
+    try:
+        return repr(value)
+    except RecursionError:  # lists in lists, deeper than Python's own repr goes
+        return None
 
 
 def differing(before: dict[str, Piece], after: dict[str, Piece]) -> list[Piece]:
@@ -178,7 +183,7 @@ def marks(model: nn.Module) -> dict[str, tuple[int, int]]:
     """
     found: dict[str, tuple[int, int]] = {}
     for name, module in model.named_modules():
-        own = [(k, v) for k, v in vars(module).items() if k not in _OWN]
+        own = [(k, v) for k, v in vars(module).items() if k not in _OWN and not opaque(v)]
         for key, value in (*own, *module._buffers.items()):
             size = length(value) if isinstance(value, list | dict | set | deque) else 0
             if isinstance(value, torch.Tensor) and not (refuses(value) or value.is_inference()):

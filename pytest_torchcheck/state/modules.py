@@ -29,7 +29,7 @@ from ..objects.held import (
     slots_of,
     within,
 )
-from ..objects.peek import NONE, attributes, cells, entries
+from ..objects.peek import NONE, attributes, cells, entries, opaque
 from ..objects.trees import is_tensor, storage_of
 from .outer import OuterState
 from .tensors import TensorState, is_lazy, refuses
@@ -221,7 +221,7 @@ class ModuleState:
         stack = [value]
         while stack:
             thing = stack.pop()
-            if id(thing) in self._seen or isinstance(thing, ATOMS):
+            if id(thing) in self._seen or opaque(thing) or isinstance(thing, ATOMS):
                 continue
             self._seen.add(id(thing))
             self._keep.append(thing)
@@ -284,9 +284,12 @@ class ModuleState:
     def _is_empty(self, value: Any) -> bool:
         """Say whether nothing is in a value, and keep that it is so: the quick way for most of a module's dicts."""
         kind = type(value)
-        if kind in _PLAIN_ATOMS:
-            return True
-        if kind not in _PLAIN or value:
+        try:
+            if kind in _PLAIN_ATOMS:
+                return True
+            if kind not in _PLAIN or value:
+                return False
+        except Exception:  # the hash of a metaclass of the user's
             return False
         if id(value) not in self._seen:
             self._seen.add(id(value))

@@ -111,7 +111,7 @@ class Subject(PristineModel):
             output.rewind()
         loss = loss_on(self.device, self.contract.loss, self.cache)
         with self.phase("loss", batch, lambda: loss_of(loss, output, batch.targets)):
-            if loss == "output":
+            if isinstance(loss, str):  # "output"
                 return as_number(own_loss(output))
             self.rehearsal.loss(self.contract.loss, output, batch)
             value = loss_of(loss, output, batch.targets)

@@ -39,7 +39,7 @@ def output_gradients(
 
     Of a loss that the model computes, a backward may end at the outputs of so many dimensions.
     """
-    kinds = (True,) if subject.contract.loss == "output" else (False, True)
+    kinds = (True,) if isinstance(subject.contract.loss, str) else (False, True)
     made = (_gradients(subject, batch.clone(), own, dims) for own in kinds)
     return next(filter(None, made), None)
 

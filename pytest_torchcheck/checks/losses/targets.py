@@ -45,7 +45,7 @@ BY_SAMPLE: Final = (
 
 def loss_of_output(subject: Subject) -> LossOfOutput | str:
     """Return the loss as a function of the base batch's output, or why it cannot be tried."""
-    if subject.contract.loss == "output":
+    if isinstance(subject.contract.loss, str):
         return "the model computes its own loss"
     batch = subject.batch().clone()
     output = output_for_loss(subject)
@@ -153,7 +153,7 @@ def _one_class(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, Loss
 
 def target_ownership(subject: Subject) -> Iterator[Finding]:
     """Change the targets of one sample at a time, and see whose outputs get another gradient."""
-    if subject.contract.loss != "output" and not targets_of(subject.batch()):
+    if not isinstance(subject.contract.loss, str) and not targets_of(subject.batch()):
         yield not_applicable("the batch has no targets")
         return
     loss = loss_of_output(subject)
@@ -204,7 +204,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
 
 def _of_own_loss(subject: Subject, otherwise: str) -> Iterator[Finding]:
     """Look whether a model that computes its own loss reads the labels, and each for its own sample."""
-    if subject.contract.loss != "output":
+    if not isinstance(subject.contract.loss, str):
         yield not_applicable(otherwise)
         return
     across = [one for one in evidence(subject).directions if one.way == "over-samples"]

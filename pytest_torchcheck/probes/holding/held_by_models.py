@@ -16,7 +16,7 @@ from torch import nn
 
 from ... import sources
 from ...lean import dataclass
-from ...objects.peek import PLAIN, attributes, pairs, slots
+from ...objects.peek import PLAIN, attributes, entries, opaque, pairs, slots
 from ...objects.trees import is_tensor
 from ...state.modules import ATOMS, FOREIGN
 from ...state.tensors import is_lazy, refuses
@@ -108,7 +108,9 @@ def holdings(model: nn.Module) -> list[Holding]:
         if type(owner) not in of_classes:
             of_classes[type(owner)] = _of_classes(type(owner))
         for name, value in (*_attributes(owner), *of_classes[type(owner)]):
-            if type(value) in PLAIN or _is_short_row(value) or isinstance(value, ATOMS):
+            if opaque(value) or type(value) in PLAIN:
+                continue
+            if _is_short_row(value) or isinstance(value, ATOMS):
                 continue
             if id(value) in registered or id(value) in empty:
                 continue
@@ -175,7 +177,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
         path, via, thing, depth = stack.popleft()
-        if type(thing) in PLAIN or isinstance(thing, ATOMS):
+        if opaque(thing) or type(thing) in PLAIN or isinstance(thing, ATOMS):
             continue
         if id(thing) in seen or id(thing) in registered:
             continue
@@ -193,11 +195,10 @@ def _parts(thing: Any, path: str) -> list[tuple[str, str, Any]]:
     if isinstance(thing, Mapping):
         return [(f"{path}[{shown(key, 40)}]", "dict", item) for key, item in pairs(thing)]
     if isinstance(thing, list | tuple | deque):
-        return [
-            (f"{path}[{place}]", type(thing).__name__, item) for place, item in enumerate(thing)
-        ]
+        kind = type(thing).__name__
+        return [(f"{path}[{place}]", kind, item) for place, item in enumerate(entries(thing))]
     if isinstance(thing, set | frozenset):
-        return [(f"{path}{{{place}}}", "set", item) for place, item in enumerate(thing)]
+        return [(f"{path}{{{place}}}", "set", item) for place, item in enumerate(entries(thing))]
     if isinstance(thing, functools.partial):
         given = {**{str(place): arg for place, arg in enumerate(thing.args)}, **thing.keywords}
         return [(f"{path}({key})", "partial", item) for key, item in given.items()] + [

@@ -168,7 +168,7 @@ class LossSight:
         self._subject, self._model, self._batch = subject, model, batch
         self.watch = LossWatch(model)
         self._given: dict[str, tuple[torch.Tensor, int | None]] = {}
-        if subject.contract.loss == "output":
+        if isinstance(subject.contract.loss, str):
             self.watch.comparisons.of(batch.tensors().values())
             self.watch.inside(t for _, t in batch.input_leaves() if isinstance(t, torch.Tensor))
 
