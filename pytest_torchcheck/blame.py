@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import re
 import traceback
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -26,6 +28,10 @@ _TORCH: Final = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _HANDED_ON: Final = "(*args, **kwargs)"  # an observer runs what it observes
 
 
+_RECURSION = 50
+"""Frames of one function from which on it is that which calls itself without end."""
+
+
 def raised_by_observer(error: BaseException) -> bool:
     """Say whether a hook or mode of this package raised within a call of the user's, or of torch's.
 
@@ -33,6 +39,15 @@ def raised_by_observer(error: BaseException) -> bool:
         error: What came out of the user's model, loss or step, with its traceback.
     """
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    if (
+        isinstance(error, RecursionError) and frames
+    ):  # it ends wherever the last frame happens to be
+        again = Counter(
+            f.f_code for f, _ in frames if is_own(f) or sources.rank(f.f_code.co_filename) == 2
+        )
+        code, count = again.most_common(1)[0] if again else (None, 0)
+        if count > _RECURSION:
+            return any(f.f_code is code and is_own(f) for f, _ in frames)
     for place in range(len(frames) - 1, -1, -1):
         frame, line = frames[place]
         if is_own(frame):
@@ -109,7 +124,12 @@ def unwritable_parameter(error: BaseException, subjects: Iterable[Subject]) -> s
 
 def is_own(frame: FrameType) -> bool:
     """Say whether a frame runs code of this package."""
-    return os.path.realpath(frame.f_code.co_filename).startswith(_HERE)
+    return _is_here(frame.f_code.co_filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_here(filename: str) -> bool:
+    return os.path.realpath(filename).startswith(_HERE)
 
 
 def _is_called(frame: FrameType) -> bool:

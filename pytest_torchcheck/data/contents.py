@@ -18,7 +18,7 @@ from .. import sources
 from ..findings import Location
 from ..lean import dataclass
 from ..objects import trees
-from ..objects.peek import closed_over, names_in
+from ..objects.peek import attribute, closed_over, names_in
 from .generators import is_generator
 
 _MOST_VISITED = 4096
@@ -233,7 +233,7 @@ class Contents:
         )
 
     def _instance(self, path: str, value: Any) -> Iterator[tuple[str, Any, Any, str]]:
-        attributes = getattr(value, "__dict__", None)
+        attributes = attribute(value, "__dict__")
         dot = f"{path}." if path else ""
         if isinstance(attributes, dict):
             self.objects.append(
@@ -284,7 +284,7 @@ def is_object_array(value: Any) -> bool:
 def has_state(thing: Any) -> bool:
     """Say whether a checkpoint can hold the state of an object."""
     return (
-        callable(getattr(thing, "state_dict", None))
-        and callable(getattr(thing, "load_state_dict", None))
+        callable(attribute(thing, "state_dict"))
+        and callable(attribute(thing, "load_state_dict"))
         and not isinstance(thing, type)
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from ..lean import dataclass
+from ..objects.peek import attribute
 from .contents import raw_bytes
 
 TARGET_KEYS = ("target", "targets", "label", "labels", "y")
@@ -213,7 +214,9 @@ def _digest(data: Any, salt: str) -> str:
 
 
 def _opaque(value: Any) -> str | None:
-    if hasattr(value, "tobytes") and hasattr(value, "size"):  # images of PIL
+    if (
+        attribute(value, "tobytes") is not None and attribute(value, "size") is not None
+    ):  # images of PIL
         return _digest(value.tobytes(), f"{type(value).__name__}{value.size}")
     try:
         return _digest(pickle.dumps(value), type(value).__name__)

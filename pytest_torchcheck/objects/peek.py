@@ -19,8 +19,8 @@ PLAIN: Final = (bool, int, float, str, type(None))
 """Classes of values that hold nothing else; by far the most that a model's attributes are."""
 
 
-MOST_ITEMS: Final = 10_000
-"""How many items of a mapping of the user's are looked at."""
+MOST_ITEMS: Final = 500
+"""How many items of a mapping that is no dict are looked at."""
 _ENTERED: Final = (tuple, list, frozenset, set, deque)
 
 

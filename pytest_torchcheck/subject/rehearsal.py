@@ -18,6 +18,7 @@ from ..declared.callables import loss_of
 from ..objects import trees
 from ..record.lines import traced
 from ..state import has_drawn, is_range_error, random_states, randomness_kept
+from ..text.printable import message_of
 from .errors import SubjectError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Rehearsal:
         self._known: dict[Any, tuple[Exception, Tried] | None] = {}
         self._copy: nn.Module | None = None
         self.once: list[tuple[SubjectError, bool]] = []
+        self._again: set[tuple[Any, ...]] = set()
 
     def notice(self, error: SubjectError, again: Callable[[], Any] | None) -> None:
         """Keep an error that does not come when the same call is made again: no check may take it for an answer.
@@ -82,9 +84,16 @@ class Rehearsal:
         frames = [frame for frame, _ in traceback.walk_tb(error.error.__traceback__)]
         if not frames or str(frames[-1].f_globals.get("__name__")).startswith(_PACKAGE):
             return  # an observer's own
+        last = frames[-1]
+        key = error.phase, type(error.error), last.f_code, last.f_lineno, message_of(error.error)
+        if key in self._again:
+            return  # it came again before
         before = random_states()
-        with contextlib.suppress(Exception):
+        try:
             again()
+        except Exception:  # as it did
+            self._again.add(key)
+        else:
             self.once.append((error, has_drawn(before)))
 
     def forward(self, model: nn.Module, batch: Batch, invoke: Callable[..., Any]) -> None:

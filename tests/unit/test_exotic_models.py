@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -72,12 +74,58 @@ class Closed:
         raise PermissionError(name)
 
 
+class Endless(Mapping[int, torch.Tensor]):
+    """A lazy table that has a row for every number."""
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        return torch.full((1,), float(key))
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Guarded(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        raise RuntimeError("locked")
+
+
+class Sealed:
+    """Not even its class can be asked for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class _Unhashed(type):
+    def __hash__(cls) -> int:
+        raise RuntimeError("no hash")
+
+
+class Nameless(metaclass=_Unhashed):
+    pass
+
+
+def _nested() -> list[Any]:
+    outer: list[Any] = []
+    inner = outer
+    for _ in range(4000):
+        inner.append([])
+        inner = inner[0]
+    return outer
+
+
 class Holder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = _net()
         self.schedule, self.closed = Schedule(), Closed()
         self.table = {"warm": Schedule()}
+        self.rows, self.locked = Endless(), Guarded([torch.zeros(2), 1])
+        self.others = Sealed(), Nameless(), _nested()
+        vars(self).update(sealed=self.others[0], nameless=self.others[1])  # as torch refuses to ask
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.net(x) * self.schedule.factor * self.table["warm"].factor * self.closed.gain
@@ -516,6 +564,35 @@ def test_containers_without_a_length_and_listed_parameters() -> None:
     batch = ((torch.randn(6, 4),), torch.randn(6, 2))
     report = Contract(model=ListsParameters, batch=batch, loss=F.mse_loss).check()
     assert [f for f in report.findings if f.status in ("error", "violated")] == []
+
+
+class Endlessly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(torch.tanh(x + self.inner(x).sum()))
+
+
+def test_a_forward_that_calls_itself_without_end_is_the_models_own_fault() -> None:
+    report = _report(Endlessly, "backward", "sampling-paths", "axis-order")
+    assert not [*report.with_status("error")]
+    assert "RecursionError" in next(iter(report.with_status("violated"))).summary
+
+
+class Criterion(nn.CrossEntropyLoss):
+    """A loss that cannot be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("compare losses by value")
+
+    __hash__ = nn.Module.__hash__
+
+
+def test_a_loss_is_never_compared() -> None:
+    made = Contract(model=_net, batch=((torch.randn(6, 4),), torch.arange(6) % 2), loss=Criterion())
+    assert made.check(["backward", "target-ownership", "loss-arguments"]).ok
 
 
 def test_a_mock_of_a_tensor_is_none() -> None:
