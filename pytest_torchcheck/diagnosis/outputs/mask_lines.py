@@ -76,7 +76,7 @@ def leaking_line(
             # the operation itself is innocent: what was prepared for it lets the change through
             fact = f"{place.fact}; it read the result of {operand.name}"
             reading = Culprit("call", found.op.name, "reads it", found.op.location)
-            settings += (*_given_masks(base, operand), *([reading] if reading.location else []))
+            settings += (*given_masks(base, operand), *([reading] if reading.location else []))
             return Place(
                 op=operand.name,
                 location=operand.location,
@@ -179,7 +179,7 @@ def masks_of(trace: Trace, op: Op, model: torch.nn.Module) -> tuple[Culprit, ...
     return tuple(found.values())[:2]
 
 
-def _given_masks(trace: Trace, op: Op) -> tuple[Culprit, ...]:
+def given_masks(trace: Trace, op: Op) -> tuple[Culprit, ...]:
     """Return what made the masks, of truth values, that an operation was given."""
     step = next((step for step in trace.steps if step.op is op), None)
     makers = [

@@ -19,7 +19,7 @@ from ...verdicts import suspicious, violated
 from ..crashes.place import Place
 from ..loss.bounds import initialisation_line
 from . import mask_lines, places
-from .mask_lines import not_hidden
+from .mask_lines import given_masks, not_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,7 +67,7 @@ def lengthening_line(
     if masked is not None:
         return masked
     if found.numbers is None:
-        return _over_filled(place, found)
+        return _masked(_over_filled(place, found), given_masks(base, found.op))
     name, line = found.op.name, on_line(place.location)
     short, long = found.numbers
     what = (
@@ -84,6 +84,15 @@ def lengthening_line(
         else f"compute that number{line} from the mask or the lengths, not from the padded size",
         settings=_sizes(place.location),
     )
+
+
+def _masked(place: Place, masks: tuple[Culprit, ...]) -> Place:
+    """Add the line that makes the mask which an operation is given, and which does not hide the padding from it."""
+    where = masks[0].location if masks else None
+    if where is None or where == place.location:
+        return place
+    fact = f"{place.fact}; its mask is made{on_line(where)}"
+    return replace(place, fact=fact, settings=(*place.settings, *masks))
 
 
 def _over_filled(place: Place, found: Lengthened) -> Place:

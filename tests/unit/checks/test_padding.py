@@ -257,3 +257,36 @@ def test_a_model_that_also_tells_padding_by_its_id_is_sound_unless_it_reads_the_
     )  # fmt: skip
     (finding,) = made.check(["padding-invariance"]).findings
     assert finding.status == ("violated" if leak else "passed"), finding
+
+
+class Inverted(nn.Module):
+    """Attends from a learnt query to the tokens; scaled_dot_product_attention sees where the mask is True."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.query = nn.Embedding(12, 8, padding_idx=0), nn.Parameter(torch.randn(1, 8))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        words = self.words(ids)
+        query = self.query.expand(len(ids), -1, -1)
+        hidden = (ids == 0)[:, None, :]
+        return F.scaled_dot_product_attention(query, words, words, attn_mask=hidden)[:, 0]
+
+
+def test_the_line_that_makes_the_mask_of_an_attention_is_named() -> None:
+    ids = torch.randint(1, 12, (5, 9))
+    for row, length in enumerate((8, 5, 7, 3, 6)):
+        ids[row, length:] = 0
+    report = Contract(
+        model=Inverted,
+        inputs="B T",
+        sizes={"B": (1, 5), "T": (2, 12)},
+        batch=((ids,), torch.arange(5) % 3),
+        loss=F.cross_entropy,
+        promises=[promises.PaddingInvariant(ids="ids", pad=0)],
+    ).check(["padding-invariance"])
+    (found,) = report.with_status("violated")
+    masks = [c.location.text for c in found.culprits if c.detail == "the mask" and c.location]
+    assert masks
+    assert "hidden =" in masks[0]
+    assert "its mask is made on line" in found.because
