@@ -264,10 +264,11 @@ class Inverted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.query = nn.Embedding(12, 8, padding_idx=0), nn.Parameter(torch.randn(1, 8))
+        self.words, self.query = nn.Embedding(12, 8), nn.Parameter(torch.randn(1, 8))
+        self.place = nn.Embedding(16, 8)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        words = self.words(ids)
+        words = self.words(ids) + self.place(torch.arange(ids.shape[1], device=ids.device))
         query = self.query.expand(len(ids), -1, -1)
         hidden = (ids == 0)[:, None, :]
         return F.scaled_dot_product_attention(query, words, words, attn_mask=hidden)[:, 0]
