@@ -26,7 +26,7 @@ from ...runs.omitted import read_where_given
 from ...runs.training.crossed import crossed
 from ...runs.training.enduring import decays_alone, fades, inputs_late, stops_training, unused_call
 from ...runs.training.forgetting import forgetting, returning, uncounted
-from ...runs.training.otherwise import drifting_teachers, thawed_later, untaught, waiting
+from ...runs.training.otherwise import drifting, thawed_later, untaught, waiting
 from ...runs.training.stale_copies import moved_as_built, stale_copy, stopped
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
@@ -328,8 +328,8 @@ def frozen_stays(subject: Subject) -> Iterator[Finding]:
     if made.error is not None and not made.losses:
         raise made.error
     drifted = [name for name in frozen if made.moved.get(name, 0.0) > 0.0]
-    moving = [name for name in buffers if name in made.buffers]
-    moving = moving or drifting_teachers(subject, frozen, made.buffers)
+    moving, noise = drifting(subject, frozen, buffers, made.buffers)
+    buffers = [name for name in buffers if name not in noise]
     if drifted and (pairs := averaged(subject, drifted)):
         yield explain.frozen_average(subject, pairs, max(made.moved[n] for n in drifted))
     elif drifted:
@@ -339,10 +339,10 @@ def frozen_stays(subject: Subject) -> Iterator[Finding]:
     late = _frozen_late(subject, [*frozen, *buffers]) if not drifted and not moving else ()
     if late:
         yield explain.frozen_by_train(subject, list(late))
-        return
-    if not drifted and not moving:
+    elif not drifted and not moving:
         yield passed(
             f"{len(frozen)} frozen parameters and {len(buffers)} buffers are bit-equal after {len(made.losses)} steps"
+            + f"; {len(noise)} more buffers hold noise that steps draw" * bool(noise)
         )
 
 

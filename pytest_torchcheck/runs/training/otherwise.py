@@ -12,6 +12,7 @@ import torch
 from ...loop.recorder import trace_of
 from ...objects import trees
 from ...probes.loss.arguments import by_step
+from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of, schedulers_of, step_schedulers
 from ...subject.remembered import remembered
@@ -264,7 +265,26 @@ def _along(one: torch.Tensor, other: torch.Tensor) -> bool:
     return float(rest.norm()) <= _LINE * float(b.norm())
 
 
-def drifting_teachers(
+def drifting(
+    subject: Subject, frozen: Collection[str], promised: Collection[str], moved: Collection[str]
+) -> tuple[list[str], set[str]]:
+    """Return the statistics of frozen parts that steps change, and the buffers that steps fill with noise.
+
+    Args:
+        subject: Whose model.
+        frozen: Names of the parameters that are promised to stay.
+        promised: Names of the buffers that are promised to stay; where none drifts, others are asked for.
+        moved: Names of the buffers that the steps change.
+    """
+    asked = [n for n in promised if n in moved]
+    noise = _redrawn(subject, asked)
+    if noise.issuperset(asked):
+        asked = _drifting_teachers(subject, frozen, [n for n in moved if n not in noise])
+        noise |= _redrawn(subject, asked)
+    return [n for n in asked if n not in noise], noise
+
+
+def _drifting_teachers(
     subject: Subject, frozen: Collection[str], moving: Collection[str]
 ) -> list[str]:
     """Return running statistics that steps change in parts that are frozen as a whole and train nothing.
@@ -304,3 +324,43 @@ def drifting_teachers(
                 handle.remove()
     taught = [name for name, seen in graphs.items() if seen == {False}]
     return [n for n in found if any(n.startswith(f"{one}.") for one in taught)]
+
+
+def _redrawn(subject: Subject, names: Collection[str]) -> set[str]:
+    """Return which buffers steps fill with noise: statistics of the data follow the data and what they were before.
+
+    Noise ends as the same numbers beside another batch and after other numbers, and as other ones under another
+    seed. Cost: 9 steps where there are any buffers.
+    """
+    if not names:
+        return set()
+    try:
+        base = _buffers_after(subject, names)
+        other = _buffers_after(subject, names, index=1, moved=True)
+        reseeded = _buffers_after(subject, names, seed=_RESEEDED)
+    except SubjectError:
+        return set()  # which other checks explain
+    return {
+        n for n in names if trees.same(base[n], other[n]) and not trees.same(base[n], reseeded[n])
+    }
+
+
+def _buffers_after(
+    subject: Subject, names: Collection[str], *, index: int = 0, seed: int = 0, moved: bool = False
+) -> dict[str, torch.Tensor]:
+    """Return what buffers hold after some steps, of another batch, after other seeds or from other numbers."""
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        held = {n: buffer for n, buffer in model.named_buffers() if n in names}
+        for buffer in held.values() if moved else ():
+            if buffer.is_floating_point():
+                buffer.abs_().add_(_OTHER)
+        made = subject.make_optimizer(model)
+        for step in range(_DRAWN):
+            seed_everything(subject.seed + seed + step)
+            subject.train_step(model, made, subject.batch(index).clone())
+        return {n: buffer.detach().clone() for n, buffer in model.named_buffers() if n in names}
+
+
+_DRAWN = 3  # steps
+_RESEEDED = 1000
+_OTHER = 0.5  # more than the size of what a buffer holds: a variance stays positive

@@ -266,3 +266,72 @@ def test_a_part_that_is_frozen_by_its_parameters_and_runs_without_a_graph():
 )
 def test_statistics_that_may_follow_the_batches(stays, graph, names):
     assert [f.status for f in drifting(stays, graph, names)] == ["passed"]
+
+
+class Jittered(nn.Module):
+    """Adds noise of its buffer, and keeps a mean where it is to; the noise may come with the input."""
+
+    def __init__(self, mean, fed=False):
+        super().__init__()
+        self.layer, self.mean, self.fed = nn.Linear(4, 2), mean, fed
+        self.register_buffer("noise", torch.zeros(2))
+        self.register_buffer("level", torch.zeros(2))
+
+    def redraw(self):
+        self.noise.copy_(torch.randn(2))
+
+    def forward(self, x):
+        made = self.layer(torch.randn_like(x) if self.fed else x) + self.noise
+        if self.training and self.mean:
+            self.level.lerp_(made.detach().mean(0), 0.1)
+        return made
+
+
+class Followed(nn.Module):
+    def __init__(self, mean, fed):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 2), Jittered(mean, fed)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            wanted = self.teacher(x)
+        return self.student(x), wanted
+
+
+def redrawn(mean, fed, *names):
+    def step(model, optimizer, inputs, targets):
+        model.teacher.redraw()
+        loss = F.mse_loss(*model(*inputs))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    made = Contract(
+        model=lambda: Followed(mean, fed),
+        inputs="B 4",
+        loss=lambda output: F.mse_loss(*output),
+        train_step=step,
+        optimizer=lambda m: torch.optim.SGD(m.student.parameters(), lr=0.1),
+        promises=(promises.Frozen(*names, reason="trained before"),),
+    )
+    return made.check(["frozen-stays"]).findings
+
+
+NAMED = ("teacher.layer.weight", "teacher.layer.bias")
+
+
+@pytest.mark.parametrize("names", [NAMED, ("teacher.*",)])
+def test_noise_that_steps_draw_is_no_statistic(names):
+    (finding,) = redrawn(False, False, *names)
+    assert finding.status == "passed"
+    assert "1 more buffers hold noise" in finding.summary
+
+
+@pytest.mark.parametrize("fed", [False, True], ids=["of data", "of noise"])
+@pytest.mark.parametrize("names", [NAMED, ("teacher.*",)])
+def test_a_statistic_beside_noise(names, fed):
+    (finding,) = redrawn(True, fed, *names)
+    assert (finding.status, finding.code) == ("violated", "frozen-statistics")
+    assert [c.name for c in finding.culprits if c.kind == "buffer"] == ["teacher.level"]
