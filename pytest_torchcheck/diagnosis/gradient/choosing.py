@@ -123,7 +123,7 @@ def _before(end: Value) -> Iterator[Call]:
         if call is not None and id(call) not in seen:
             seen.add(id(call))
             yield call
-            pending += call.inputs
+            pending += call.read
 
 
 def _lines(subject: Subject, op: Op | None) -> tuple[Location | None, Location | None]:

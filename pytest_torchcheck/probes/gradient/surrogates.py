@@ -252,5 +252,5 @@ def _comes_from(value: Value, source: Value) -> bool:
         if id(one) in seen or one.maker is None:
             continue
         seen.add(id(one))
-        left += one.maker.inputs
+        left += one.maker.read
     return False

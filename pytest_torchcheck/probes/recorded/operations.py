@@ -44,7 +44,7 @@ class Step:
 
     Attributes:
         op: Its name, line and module.
-        operands: Places of what it read in :attr:`Trace.values`.
+        operands: Places of the values that it read in :attr:`Trace.values`.
         results: Places of what it made.
         numbers: Its arguments that are no tensors.
         callers: The user's lines that led to its own line, the nearest first.
@@ -158,7 +158,7 @@ class _Tracer(Recorder):
         for call in self._order.values():
             step = Step(
                 op=call.op,
-                operands=tuple(self.place(value) for value in call.inputs),
+                operands=tuple(self.place(value) for value in call.read),
                 results=tuple(self.place(value) for value in call.outputs),
                 numbers=tuple(_numbers_in((call.args, call.kwargs))),
                 callers=self._callers.get(call.op.index, ()),
@@ -355,9 +355,9 @@ def values_behind(roots: Iterable[Value], *, alias: bool) -> set[Value]:
     stack = list(found)
     while stack:
         call = stack.pop().maker
-        if call is None or call.shape_only or (call.kind == "alias" and not alias):
+        if call is None or (call.kind == "alias" and not alias):
             continue
-        for value in call.inputs:
+        for value in call.read:
             if value not in found:
                 found.add(value)
                 stack.append(value)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 SHAPE_OF_SECOND = frozenset(
-    f"Tensor.{name}" for name in ("view_as", "expand_as", "reshape_as", "type_as")
+    f"Tensor.{name}" for name in ("view_as", "expand_as", "reshape_as", "type_as", "to")
 )
 """Calls that read the values of their first operand, and of the second one only the shape or dtype."""
 

@@ -32,7 +32,7 @@ SHAPE_ONLY = frozenset(
     for owner in ("torch", "Tensor")
     for name in (
         "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-        "randint_like", "new_zeros", "new_ones", "new_full", "new_empty",
+        "randint_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided",
     )
 )  # fmt: skip
 """Calls that read the shape of their operand and not its values."""
@@ -99,3 +99,9 @@ class Call:
     def shape_only(self) -> bool:
         """Whether only the shape of the operand matters."""
         return self.kind == "op" and self.op.name in SHAPE_ONLY
+
+    @property
+    def read(self) -> list[Value]:
+        """The inputs whose values are read; of a tensor that gives its shape or dtype alone they are not."""
+        bare = self.shape_only or (self.kind == "op" and self.op.name == "Tensor.new_tensor")
+        return self.inputs[1:] if bare else self.inputs

@@ -518,3 +518,24 @@ def test_a_recomputed_dropout(reentrant):
     assert own.op.name == "F.dropout"
     kept = Checkpointed(True)
     assert find_recompute_divergence(lambda: kept(x).square().sum(), kept) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "read"),
+    [
+        ("zeros_like", lambda x, y: torch.zeros_like(x), 0),
+        ("new_ones", lambda x, y: x.new_ones(3), 0),
+        ("randn_like", lambda x, y: torch.randn_like(x), 0),
+        ("full_like", lambda x, y: torch.full_like(x, y), 1),
+        ("new_tensor", lambda x, y: x.new_tensor(y), 1),
+        ("to", lambda x, y: y.to(x), 1),
+        ("maximum", lambda x, y: torch.maximum(x, y), 2),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_a_shape_or_a_dtype_is_no_value_that_is_read(name, call, read):
+    x, y = torch.randn(3), torch.ones((), dtype=torch.float64)
+    (step,) = record(lambda: call(x, y)).steps
+    assert step.op.name.rpartition(".")[2] == name
+    assert len(step.operands) == read
