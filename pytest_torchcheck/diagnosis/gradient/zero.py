@@ -121,8 +121,11 @@ def zero(
 def _behind_gate(subject: Subject, names: list[str], kind: str, found: Finding) -> Finding:
     """Return the finding, which is doubtful where a number of 0 hides the parameters until training raises it.
 
-    The strength of a Function's gradient is there to be raised; another factor is where a method does so.
+    The strength of a Function's gradient is there to be raised; another factor is where a method does so. So is one
+    of a term of the loss at rest, which asks for nothing while it is.
     """
+    if kind == "at-rest":
+        return found.replace(status="suspicious")
     gate = closed_gate(subject, names) if kind in ("function", "times-zero") else None
     if gate is None or (kind != "function" and not gate.raised_by):
         return found
@@ -207,6 +210,7 @@ _ZERO_CAUSES = {
     "step: nothing came before it",
     "itself": "a tensor is compared with itself, so its gradients cancel",
     "padding": "it is read at its padding_idx only, whose row gets no gradient",
+    "at-rest": "a term of the loss that it feeds is held at its bound, past which it would only lower the loss",
 }
 
 
@@ -237,6 +241,7 @@ _ZERO_FIXES = {
     "first-step": "read the final states that the layer returns beside its outputs (h_n), or pool over "
     "all positions",
     "itself": "detach one of the two operands",
+    "at-rest": "nothing, if the term leaves its bound later in training; otherwise move the bound",
 }
 
 

@@ -138,9 +138,12 @@ def _without_gradient(subject: Subject, names: list[str], total: int) -> Reason 
     zero = [name for name in names if stats[name].kind == "zero"]
     if len(none) + len(zero) < len(names):
         return None
-    found = next(
+    reasons = (
         lost_gradients(subject, none, total) if none else zeros(subject, zero, total, rounding=[])
     )
+    found = next(reasons)
+    if found.status == "suspicious":  # that of others may be sure
+        found = next((other for other in reasons if other.status == "violated"), found)
     return Reason(
         place=found.location,
         cause=f"it has {'no gradient' if none else 'a gradient of zero'}, so no optimizer can "
@@ -251,6 +254,7 @@ def _own_step_cause(
             cause=f"its gradient is zero in the declared training step: {cause}",
             because=f"{dead.fact}; {plain}",
             fix=fix,
+            doubtful=dead.kind == "at-rest",
         )
     if (undone := _undone(subject, names[0])) is not None:
         return Reason(

@@ -85,7 +85,7 @@ class Ahead:
         best = self._look(parameter).best
         return None if best is None else best[1]
 
-    def _next(self, value: Value) -> list[Value]:
+    def following(self, value: Value) -> list[Value]:
         """Return the differentiable values that are computed directly from one."""
         return [
             output
@@ -102,21 +102,21 @@ class Ahead:
             value = stack.pop()
             if _norm(value):
                 yield value
-            for output in self._next(value):
+            for output in self.following(value):
                 if output not in seen:
                     seen.add(output)
                     stack.append(output)
 
     def _look(self, start: Value) -> _Found:
         """Look at everything ahead of a value, the last ones first."""
-        stack = [(start, iter(self._next(start)))]
+        stack = [(start, iter(self.following(start)))]
         open_ = {start}
         while stack:
             value, following = stack[-1]
             output = next((o for o in following if o not in self._found and o not in open_), None)
             if output is not None:
                 open_.add(output)
-                stack.append((output, iter(self._next(output))))
+                stack.append((output, iter(self.following(output))))
                 continue
             stack.pop()
             if value not in self._found:
@@ -125,7 +125,7 @@ class Ahead:
 
     def _join(self, value: Value) -> _Found:
         """Join what is ahead of a value with what is seen of the value itself."""
-        following = self._next(value)
+        following = self.following(value)
         known = [self._found[output] for output in following if output in self._found]
         places = [found.best for found in known if found.best is not None]
         if (own := self._dies_at(value, following)) is not None:

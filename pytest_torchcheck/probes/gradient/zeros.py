@@ -13,6 +13,7 @@ from ..recorded.operations import gradients_kept, record_step, values_behind
 from ..recorded.recording import Recorder
 from ..recorded.watch import Op, describe, tensors_in
 from .paths import Ahead, Stopped
+from .resting import at_rest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -40,6 +41,7 @@ ZeroKind = Literal[
     "first-step",
     "itself",
     "padding",
+    "at-rest",
     "other",
 ]
 """Why a gradient is zero: ``inactive`` a rectifier without a positive input; ``infinite`` one whose
@@ -54,7 +56,8 @@ change; ``cancels`` the contributions of several uses, or of all samples, add up
 ``function`` a custom
 backward that returned zeros; ``first-step`` the loss reads one position of a recurrence, at which
 its reverse direction has taken one step; ``itself`` a tensor is compared with itself; ``padding`` a
-table is read at the index of its padding only; ``other`` none of these was measured."""
+table is read at the index of its padding only; ``at-rest`` a term of the loss is held at a bound past which it
+would only lower the loss; ``other`` none of these was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,8 @@ def find_zero_gradients(
     try:
         with gradients_kept(module.parameters()):
             ahead = Ahead(values_behind(record_step(run, recorder), alias=False))
-        found = {name: _zero(name, value, ahead) for name, value in values.items()}
+        parts = {part for part, _ in module.named_modules()}
+        found = {name: _zero(name, value, ahead, parts) for name, value in values.items()}
         return {name: zero for name, zero in found.items() if zero is not None}
     finally:
         recorder.release()
@@ -127,7 +131,7 @@ def find_zero_gradient(
     return find_zero_gradients(run, module, [name]).get(name)
 
 
-def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
+def _zero(name: str, parameter: Value, ahead: Ahead, parts: set[str]) -> ZeroGradient | None:
     stopped = ahead.stopped(parameter) if ahead.vanishes(parameter) else None
     if stopped is None:
         return None
@@ -147,6 +151,8 @@ def _zero(name: str, parameter: Value, ahead: Ahead) -> ZeroGradient | None:
             choosing = chosen.op
             fact += f", and {choosing.name}{on_line(choosing.location)} chooses it, where others are finite"
         kind, op = "infinite", made.op
+    if fact_of_rest := at_rest(stopped, ahead.following, parts):
+        kind, op, fact = "at-rest", stopped.call.op, fact_of_rest
     reading = _only_reader(stopped)
     if reading is not None and (kind == "unread" or _is_one_step(name, stopped)):
         kind, op = kind if kind == "unread" else "first-step", reading.op

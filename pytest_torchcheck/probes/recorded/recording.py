@@ -263,6 +263,8 @@ class Recorder(Watch):
                 return  # None: a backward that returned none
             sizes = gradient.detach().abs().to(torch.float64)
             value.rms = float(sizes.square().mean().sqrt())
+            if not gradient.is_complex():
+                value.sign = int(bool((gradient >= 0).all())) or -int(bool((gradient <= 0).all()))
 
         return measure
 

@@ -59,6 +59,7 @@ class Value:
         nodes: Every autograd node under which it was seen (a custom Function's output gets its
             node only after its forward).
         rms: Root mean square of the gradient that reached it; None where none did.
+        sign: 1 where no element of that gradient is negative, -1 where none is positive, else 0.
         in_module: Whether it was first seen while a module's forward ran.
         seen_at: Index of the next operation when it was first seen.
     """
@@ -69,6 +70,7 @@ class Value:
     consumers: list[Call] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     rms: float | None = None
+    sign: int = 0
     in_module: bool = False
     seen_at: int = 0
 
