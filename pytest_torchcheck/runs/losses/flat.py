@@ -10,8 +10,9 @@ from torch.autograd.graph import GradientEdge
 
 from ...lean import dataclass
 from ...objects import trees
+from ...probes.gradient.resting import LARGER
 from ...probes.loss.terms import summands
-from ...probes.recorded.operations import Step, Trace, aligned, changed, record
+from ...probes.recorded.operations import Snapshot, Step, Trace, aligned, changed, record
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
 from ..variants.woken import jitter
@@ -25,6 +26,7 @@ _NOTHING = 1e-6
 _SAME = 1e-5
 """Relative: what rounding changes in a number that depends on nothing."""
 _SAMPLES = 3
+_LARGER = LARGER | {"amax", "amin"}
 _SUMS = ("add", "radd", "sub", "rsub")
 _SCALES = ("mul", "rmul", "div", "truediv", "neg")
 
@@ -36,7 +38,7 @@ class FlatTerm:
     Attributes:
         value: The number.
         made: The operation that computes it.
-        flattened: The first operation on the way to it whose operands follow the weights while its result does not.
+        flattened: The last operation on the way to it whose operands follow the weights while its result does not.
         again: Of operands that are equal, what computed each, in order; empty where they are not.
     """
 
@@ -49,8 +51,8 @@ class FlatTerm:
 def flat_term(subject: Subject) -> FlatTerm | None:
     """Return a term of the declared loss whose gradient cancels out, and which other weights do not change.
 
-    What flattens it must reduce what it is given, or take several values whose changes cancel: a hinge or a
-    clamp of one value may be at rest. Cost: 1 forward of a few samples and 1 backward for each term, and 2
+    What flattens it must reduce what it is given, or take several values whose changes cancel: a hinge, a maximum
+    or a clamp of one value may be at rest. Cost: 1 forward of a few samples and 1 backward for each term, and 2
     forwards more where one of them gives no gradient.
     """
     batch = subject.few(subject.batch(), _SAMPLES, aligned=True) or subject.batch()
@@ -113,8 +115,11 @@ def _unmoved(base: Trace, moved: Trace) -> FlatTerm | None:
         made, snapshot = base.makers.get(place), base.values[place]
         if made is None or snapshot.shape or snapshot.values is None or not snapshot.values:
             continue
-        flattened = [s for s in _behind(base, place) if _flattens(base, moved, s, steps[id(s)])]
-        if flattened and _stays(base, moved, made, steps[id(made)]):
+        if not _stays(base, moved, made, steps[id(made)]):
+            continue
+        held = _holding(base, moved, made, steps)
+        flattened = [s for s in held if _flattens(base, moved, s, steps[id(s)])]
+        if flattened and not any(_may_rest(base, step) for step in held):
             again = _equal(base, flattened[0])
             return FlatTerm(float(snapshot.values), made, flattened[0], again)
     return None
@@ -137,30 +142,59 @@ def _equal(trace: Trace, step: Step) -> tuple[Step, ...]:
     return tuple(sorted(filter(None, makers), key=lambda made: made.op.index))
 
 
+def _holding(base: Trace, moved: Trace, made: Step, steps: dict[int, Step]) -> list[Step]:
+    """Return the steps that keep a result from following the weights: the last ones behind it given values that do."""
+    seen, held, stack = {id(made)}, set(), [made]
+    while stack:
+        step = stack.pop()
+        for a, b in zip(step.operands, steps[id(step)].operands, strict=False):
+            if _differ(base.values[a], moved.values[b]):
+                held.add(id(step))
+            elif (before := base.makers.get(a)) is not None and id(before) not in seen:
+                seen.add(id(before))
+                stack.append(before)
+    return [step for step in base.steps if id(step) in held]
+
+
+def _may_rest(trace: Trace, step: Step) -> bool:
+    """Say whether a step may give another result at other weights: a bound that holds each value, or a maximum."""
+    larger = step.op.name.rpartition(".")[2] in _LARGER
+    return larger or (len(step.operands) == 1 and not _reduces(trace, step))
+
+
+def _reduces(trace: Trace, step: Step) -> bool:
+    given, made = (
+        max((math.prod(trace.values[p].shape) for p in places), default=0)
+        for places in (step.operands, step.results)
+    )
+    return made < given
+
+
 def _flattens(base: Trace, moved: Trace, one: Step, two: Step) -> bool:
     """Say whether several floating operands differ between the runs, or one is reduced, while the results do not."""
-    sizes = [
-        max((math.prod(base.values[p].shape) for p in places), default=0)
-        for places in (one.operands, one.results)
-    ]
     differ = [
-        bool(torch.as_tensor(found).any())
+        _differ(base.values[a], moved.values[b], unknown=False)
         for a, b in zip(one.operands, two.operands, strict=False)
         if base.values[a].dtype.is_floating_point
-        and (found := changed(base.values[a], moved.values[b], _SAME)) is not None
     ]
-    reduces = sizes[1] < sizes[0] and any(differ)
-    return (reduces or sum(differ) > 1) and _stays(base, moved, one, two)
+    several = sum(differ) > 1 or (any(differ) and _reduces(base, one))
+    return several and _stays(base, moved, one, two)
 
 
 def _stays(base: Trace, moved: Trace, one: Step, two: Step) -> bool:
     """Say whether a step has floating results, which are the same in both runs."""
     found = [
-        changed(base.values[a], moved.values[b], _SAME)
+        _differ(base.values[a], moved.values[b])
         for a, b in zip(one.results, two.results, strict=False)
         if base.values[a].dtype.is_floating_point
     ]
-    return bool(found) and not any(f is None or bool(torch.as_tensor(f).any()) for f in found)
+    return bool(found) and not any(found)
+
+
+def _differ(one: Snapshot, two: Snapshot, *, unknown: bool = True) -> bool:
+    """Say whether two values differ by more than rounding; ``unknown`` where they cannot be compared."""
+    found = changed(one, two, _SAME)
+    return unknown if found is None else bool(torch.as_tensor(found).any())
 
 
 def _terms(trace: Trace) -> list[int]:
@@ -178,14 +212,3 @@ def _terms(trace: Trace) -> list[int]:
         else:
             found.append(place)
     return found
-
-
-def _behind(trace: Trace, place: int) -> list[Step]:
-    """Return the steps that a value follows from, in the order in which they ran."""
-    seen: set[int] = set()
-    stack = [place]
-    while stack:
-        if (made := trace.makers.get(stack.pop())) is not None and id(made) not in seen:
-            seen.add(id(made))
-            stack += made.operands
-    return [step for step in trace.steps if id(step) in seen]

@@ -46,6 +46,21 @@ def clamped(gates):
     return gates.log().sum(-1).clamp(max=-100.0).mean()
 
 
+def beside_a_sum_of_one(gates):
+    drawn = torch.distributions.Categorical(probs=gates.detach()).sample()
+    return gates.gather(1, drawn[:, None]).log().clamp(max=-100.0).mean()
+
+
+def larger(gates):
+    chosen = gates.log().sum(-1)
+    return torch.stack([chosen, torch.full_like(chosen, -1.0)]).amax(0).mean()
+
+
+def from_a_state_of_zeros(gates):
+    state = gates.new_zeros(8 if len(gates) == 8 else 3, 2).sum(1)
+    return (state + gates.log().sum(-1).clamp(max=-100.0)).mean()
+
+
 def told(penalty):
     def loss(output, labels):
         scores, extra = output
@@ -62,7 +77,9 @@ def test_a_penalty_that_is_always_the_same():
     assert "0.1875" in finding.summary  # of three samples
 
 
-@pytest.mark.parametrize("penalty", [even, at_rest, clamped])
+@pytest.mark.parametrize(
+    "penalty", [even, at_rest, clamped, beside_a_sum_of_one, larger, from_a_state_of_zeros]
+)
 def test_penalties_that_move_or_rest(penalty):
     assert told(penalty) == []
 
