@@ -35,6 +35,9 @@ _ADDS: Final = frozenset(
 )  # fmt: skip
 """Operations whose result is linear in each operand, without ``__`` and the letter of another order around their names."""
 
+_FAR: Final = 1e4
+"""Size of numbers that stand for infinity: no training brings what they fill back to a bound."""
+
 
 def at_rest(
     stopped: Stopped, follows: Callable[[Value], Collection[Value]], modules: Collection[str]
@@ -80,6 +83,8 @@ def _side(call: Call, value: Value) -> int:
     """Return 1 where a call holds all of a value at a lower bound, -1 at an upper one, 0 otherwise."""
     verb, before = _verb(call), value.tensor.detach()
     after = call.outputs[-1].tensor.detach()
+    if not bool((before.abs() < _FAR).any()):
+        return 0
     if verb in _POWERS:  # of a hinge
         made = None if bool(before.any()) else value.maker
         return int(made is not None and any(_side(made, given) > 0 for given in made.inputs))

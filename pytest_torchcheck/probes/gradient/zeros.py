@@ -151,8 +151,8 @@ def _zero(name: str, parameter: Value, ahead: Ahead, parts: set[str]) -> ZeroGra
             choosing = chosen.op
             fact += f", and {choosing.name}{on_line(choosing.location)} chooses it, where others are finite"
         kind, op = "infinite", made.op
-    if fact_of_rest := at_rest(stopped, ahead.following, parts):
-        kind, op, fact = "at-rest", stopped.call.op, fact_of_rest
+    if held := at_rest(stopped, ahead.following, parts):
+        kind, op, fact = "at-rest", stopped.call.op, held
     reading = _only_reader(stopped)
     if reading is not None and (kind == "unread" or _is_one_step(name, stopped)):
         kind, op = kind if kind == "unread" else "first-step", reading.op

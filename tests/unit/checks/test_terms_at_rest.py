@@ -134,7 +134,18 @@ def divided(energies):
     return -(1.0 / energies.clamp(min=50.0)).mean()
 
 
-@pytest.mark.parametrize("term", [divided, kept_below, turned, fitted, likelihood, squashed, gated])
+def filled(energies):
+    return F.relu(1.0 + energies.masked_fill(torch.eye(8, 4) == 0, -1e9).amin(-1)).mean()
+
+
+def filled_without_end(energies):
+    return F.relu(1.0 + energies.masked_fill(torch.eye(8, 4) == 0, -torch.inf).amin(-1)).mean()
+
+
+@pytest.mark.parametrize(
+    "term",
+    [filled, filled_without_end, divided, kept_below, turned, fitted, likelihood, squashed, gated],
+)
 def test_values_that_the_loss_cuts_off(term):
     assert found(term)["grad-zero"].status == "violated"
 
