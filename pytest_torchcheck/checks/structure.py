@@ -17,6 +17,7 @@ from ..probes.numbers.signals import SignalWatch
 from ..record.hooks import hooked
 from ..runs.hidden import hidden
 from ..runs.liveness.backward_methods import uncalled_backwards
+from ..runs.liveness.idle_choices import idle_choice
 from ..runs.liveness.idle_rows import without_effect
 from ..runs.liveness.replaced import replaced
 from ..runs.liveness.unread import only_last, unread_results
@@ -213,8 +214,9 @@ def _idle_work(subject: Subject, *, lost: bool) -> Finding | None:
         return explain.only_last(subject, ends)
     for turns in observe(subject).signals.overwriting[:1]:
         return explain.overwriting(subject, turns)
-    for choice in observe(subject).signals.idle_choices[:1]:
-        return explain.idle_choice(subject, choice)
+    for choice in observe(subject).signals.idle_choices[:3]:
+        if (idle := idle_choice(subject, choice)) is not None:
+            return explain.idle_choice(subject, idle)
     if uncalled := uncalled_backwards(subject):
         return explain.uncalled_backward(subject, uncalled)
     return None

@@ -110,7 +110,8 @@ def idle_choice(subject: Subject, idle: IdleChoice) -> Finding:
         location=made,
         observed=f"{idle.op} chooses along dimension {idle.dim} of {list(idle.shape)}",
         cause=f"the copies{line} stand along the dimension that is indexed",
-        because=f"this dimension had size 1 before it was repeated to {idle.shape[idle.dim]}",
+        because="in another batch and at other weights these entries are equal too, while those of two samples differ; "
+        f"before the copies{line} no entries are",
         fix=f"insert the new dimension elsewhere{line}, so that {idle.op} indexes the entries and not their copies",
     )
 

@@ -133,7 +133,7 @@ class Signals:
         regrouped: Sums over groups of weights that sum to one over others.
         views: How many views of two dimensions or more were taken.
         moved: Those of them that move a dimension.
-        idle_choices: Choices by index among copies of one entry, which a layer computed.
+        idle_choices: Choices by index among equal entries, which differ between samples.
         overwriting: Lines that write values with a graph over their own earlier ones, which nothing has read.
         wrapped: Operations on narrow whole numbers whose results do not fit into them.
         drawn: Functions that drew random numbers, other than for a dropout of values with a gradient.

@@ -25,7 +25,7 @@ from ..recorded.watch import (
 )
 from . import grouped
 from .signal_facts import DRAWS, WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
-from .views import CHOICES, SEEN, Copies, Views
+from .views import CHOICES, SEEN, Choices, Views
 from .wrapping import NARROW, wrapped
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class SignalWatch(Watch):
         self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
         self._reads = Reads()
         self._weights = Weights()
-        self._views, self._copies, self._groups = Views(), Copies(), grouped.Groups()
+        self._views, self._choices, self._groups = Views(), Choices(), grouped.Groups()
         self._overwrites = Overwrites()
 
     def __exit__(
@@ -126,7 +126,7 @@ class SignalWatch(Watch):
         super().__exit__(kind, error, traceback)
         self.seen.unread = self._reads.unread()
         self.seen.views, self.seen.moved = self._views.seen, self._views.found
-        self.seen.idle_choices, self.seen.regrouped = self._copies.found, self._groups.found
+        self.seen.idle_choices, self.seen.regrouped = self._choices.found, self._groups.found
         self.seen.overwriting = self._overwrites.found()
         self.seen.chains = [
             (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
@@ -233,8 +233,8 @@ class SignalWatch(Watch):
             self._views.called(name, args, result, self.module_name, self.locate)
         if outside and name in grouped.SEEN:
             self._groups.called(name, args, result, self.module_name, self.user_lines)
-        if outside and name in CHOICES and args and self._source(args[0]) is not None:
-            self._copies.called(name, args, result, self.locate)
+        if outside and name in CHOICES:
+            self._choices.called(name, args, kwargs, self.locate)
         if outside:
             source = None
             given = operands(args, kwargs)

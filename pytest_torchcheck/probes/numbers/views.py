@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...lean import dataclass
-from ..recorded.watch import version_of
+from ..recorded.watch import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ...findings import Location
 
@@ -197,64 +197,73 @@ def order(given: Shape, made: Shape) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleChoice:
-    """A choice by index along a dimension in which all entries are copies of one.
+    """A choice by index along a dimension in which all entries are equal.
 
     Attributes:
         op: The call that chooses.
         location: Its line.
-        made: The line that makes the copies.
+        made: The line that makes the copies; None before it is looked for.
         dim: The dimension.
         shape: Of what is chosen from.
     """
 
     op: str
     location: Location | None
-    made: Location | None
+    made: Location | None = None
     dim: int
     shape: tuple[int, ...]
 
 
-_COPYING = frozenset({"repeat", "expand"})
-CHOICES = _COPYING | {"gather", "index_select"}
-"""Bare names of the calls that :class:`Copies` is to see."""
+CHOICES = frozenset({"gather", "index_select", "take_along_dim", "__getitem__"})
+"""Bare names of the calls that :class:`Choices` is to see."""
 
 
-class Copies:
-    """Finds choices among entries that a ``repeat`` or ``expand`` has made equal."""
+class Choices:
+    """Finds choices along a dimension in which all entries are equal, though the samples are not."""
 
     def __init__(self) -> None:
         self._found: list[IdleChoice] = []
         self._others: set[Location | None] = set()
-        self._made: dict[int, tuple[weakref.ref[Tensor], int, frozenset[int], Location | None]] = {}
 
     def called(
-        self, name: str, args: Any, result: Any, locate: Callable[[], Location | None]
+        self, name: str, args: Any, kwargs: Any, locate: Callable[[], Location | None]
     ) -> None:
         """See one call."""
         given = args[0] if args else None
-        if not isinstance(given, Tensor) or not isinstance(result, Tensor) or not given.ndim:
+        if not isinstance(given, Tensor) or not given.ndim or not given.is_floating_point():
             return
-        if name in _COPYING:
-            before = (1,) * (result.ndim - given.ndim) + tuple(given.shape)
-            dims = frozenset(d for d, n in enumerate(result.shape) if before[d] == 1 < n)
-            if dims:
-                self._made[id(result)] = (
-                    weakref.ref(result),
-                    version_of(result) or 0,
-                    dims,
-                    locate(),
-                )
+        if (dim := _indexed(name, args, kwargs)) is None or not readable(given):
             return
-        made, version, dims, line = self._made.get(id(given), (None, 0, frozenset(), None))
-        fresh = made is not None and made() is given and (version_of(given) or 0) == version
-        dim = args[1] % given.ndim if len(args) > 2 and isinstance(args[1], int) else 0
-        place, shape = locate(), tuple(given.shape)
-        if not fresh or not dim or dim not in dims:
+        place, dim, shape = locate(), dim % given.ndim, tuple(given.shape)
+        if not equal_along(given.detach(), dim):
             self._others.add(place)
         elif len(self._found) < _MOST:
-            self._found.append(IdleChoice(op=name, location=place, made=line, dim=dim, shape=shape))
+            self._found.append(IdleChoice(op=name, location=place, dim=dim, shape=shape))
 
     @property
     def found(self) -> list[IdleChoice]:
         """Those on lines that choose among nothing else: beams begin as copies, too, and samples are repeated."""
         return [one for one in self._found if one.location not in self._others]
+
+
+def equal_along(values: Tensor, dim: int) -> bool:
+    """Say whether all entries along a dimension other than the first are equal, while those along the first are not."""
+    if not 0 < dim < values.ndim or values.shape[dim] < 2 or not values.numel():
+        return False
+    one = values.narrow(dim, 0, 1)
+    alike = torch.equal(one, values.narrow(dim, 1, 1)) and bool((values == one).all())
+    return alike and not bool((one == one[:1]).all())
+
+
+def _indexed(name: str, args: Any, kwargs: Mapping[str, Any]) -> int | None:
+    """Return the dimension along which a call of :data:`CHOICES` takes elements by one tensor of whole numbers."""
+    if name != "__getitem__":
+        position = 2 if name == "take_along_dim" else 1
+        dim = kwargs.get("dim", args[position] if len(args) > position else None)
+        return dim if isinstance(dim, int) else None
+    parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+    whole = [n for n, part in enumerate(parts) if isinstance(part, Tensor) and part.ndim]
+    plain = all(isinstance(part, slice | Tensor) for part in parts[: whole[0]]) if whole else False
+    if len(whole) != 1 or not plain or parts[whole[0]].dtype == torch.bool:
+        return None
+    return whole[0]
