@@ -126,7 +126,7 @@ CHECKS: tuple[Check, ...] = (
             "samples-valid",
             "Samples can be read, are finite, and agree in structure, shape and dtype, so "
             "that they can be batched.",
-            cost="256 reads of each dataset, shared; 2 more of one that holds bytes",
+            cost="256 reads of each dataset, shared; 6 more of one that holds bytes",
         ),
         check(
             "samples-unchanged",

@@ -87,9 +87,8 @@ def in_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def samples_valid(subject: Subject) -> Iterator[Finding]:
     """Read evenly spread samples and look at every leaf; collate one batch of the least alike.
 
-    Where a sample is made of stored bytes, it is read with all of them 0 and all 255 too: what lies between
-    must be more than a twentieth of its values. What a library's function returns must not be dropped.
-    One sample must not be given again for the indices of which reading raises an error that is caught.
+    Stored bytes must move a sample by more than a twentieth of its values, and not wrap around. What a library's function
+    returns must not be dropped. No sample must be given for an index at which an error is caught.
     """
     for found in surveys(subject):
         if found.errors:
@@ -114,8 +113,8 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
             *([explain.used_up(found)] if found.used_up else []),
             *([explain.identical(found)] if validity.identical_inputs(found) else []),
         ]
-        if not bad and (pale := faint_bytes.faint(found)) is not None:
-            bad.append(explain.faint(found, pale))
+        if not bad and (wrong := faint_bytes.misread(found)) is not None:
+            bad.append(explain.misread(found, wrong))
         if not bad and (again := in_data(stood_in.stood_in, found)) is not None:
             bad.append(explain.stood_in(found, again))
         if not bad and (lost := in_data(dropped_results.dropped, found)) is not None:

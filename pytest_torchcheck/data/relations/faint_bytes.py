@@ -1,12 +1,16 @@
-"""How far the whole range of a stored byte moves a sample: little beside its values where it is scaled twice."""
+"""How stored bytes move a sample: little beside its values where they are scaled twice, up and down where they wrap."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import Tensor
 
+from ...codes import gradients
 from ...lean import dataclass
+from ...probes.numbers.wrapping import Wrapped
 from ...record.tracing import find_line, line_of
 from ...verdicts import violated
 from ..contents import Contents
@@ -15,13 +19,17 @@ from ..explaining.returned_object import given_line
 from ..snapshot import put_back
 from ..validity import read
 from ..wording import dataset_culprit, line_ref, where
+from .wrapped_bytes import saw_tooth, wraps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from ...findings import Finding, Location
     from ..validity import Survey
 
+_SEEDS: Final = 3
+"""An augmentation with a probability of a half is missed with one seed of two, and with three of them once in eight."""
 _FAINT: Final = 0.05
 """Share of the values below which the range is faint: normalised data reach from below zero to above it."""
 
@@ -45,10 +53,11 @@ class Faint:
     place: Location | None
 
 
-def faint(survey: Survey) -> Faint | None:
-    """Read a sample twice, with the bytes that it is made of all 0 and all 255; None where nothing is faint.
+def misread(survey: Survey) -> Faint | Wrapped | None:
+    """Read a sample with the bytes that it is made of all 0, and all 255; None where nothing is wrong.
 
-    Cost: two reads, where the dataset holds bytes of at least two dimensions for each sample.
+    Cost: six reads under a line tracer, where the dataset holds bytes of at least two dimensions for each sample;
+    37 more where a line wraps them around.
     """
     part = survey.part
     if not part.is_map_style or not survey.samples or survey.count is None:
@@ -57,17 +66,32 @@ def faint(survey: Survey) -> Faint | None:
     with put_back(part.dataset, (index,)):
         for held in Contents(part.dataset, (index,)).arrays:
             row = _bytes(held.value, index, survey.count, alone=held.path.endswith(f"[{index}]"))
-            if row is None:
-                continue
-            try:
-                low, high = (_read(survey, row, value, index) for value in (0, 255))
-            except Exception:  # the user's own code may refuse an image of one colour
-                continue
-            for path, first in low.items():
-                moved, size = _apart(first, high.get(path))
-                if 0 < moved < _FAINT * size:
-                    place = _line(survey, row, index)
-                    return Faint(path=path, stored=held.path, moved=moved, size=size, place=place)
+            for seed in range(survey.seed + index, survey.seed + index + _SEEDS):
+                if row is None:
+                    break
+                try:
+                    found = _misread(partial(_read, part.dataset, row, index, seed), held.path)
+                except Exception:  # the user's own code may refuse an image of one colour
+                    break
+                if found is not None:
+                    return found
+    return None
+
+
+def _misread(read_all: Callable[[int], dict[str, Tensor]], stored: str) -> Faint | Wrapped | None:
+    """Compare the fields of a sample whose bytes are all 0 with those where they are all 255.
+
+    A line that wraps them around, more or less in one of the two, counts where the sample does not follow them.
+    """
+    (low, dark), (high, bright) = (wraps(partial(read_all, value)) for value in (0, 255))
+    lines = [one for one in (*bright, *dark) if not (one in dark and one in bright)]
+    if lines and saw_tooth([read_all(value) for value in range(0, 256, 7)]):
+        return lines[0]
+    for path, first in low.items():
+        moved, size = _apart(first, high.get(path))
+        if 0 < moved < _FAINT * size:
+            place = _line(read_all)
+            return Faint(path=path, stored=stored, moved=moved, size=size, place=place)
     return None
 
 
@@ -75,23 +99,23 @@ def _bytes(value: Any, index: int, count: int, *, alone: bool) -> Any:
     """Return the bytes of one sample as a view that can be written to; None where an array holds something else."""
     if "uint8" not in str(getattr(value, "dtype", "")):
         return None
-    if not isinstance(value, torch.Tensor) and not value.flags.writeable:
+    if not isinstance(value, Tensor) and not value.flags.writeable:
         return None
     if alone:
         return value if value.ndim > 1 else None
     return value[index] if value.ndim > 2 and len(value) == count else None
 
 
-def _read(survey: Survey, row: Any, value: int, index: int) -> dict[str, torch.Tensor]:
+def _read(dataset: Any, row: Any, index: int, seed: int, value: int) -> dict[str, Tensor]:
     """Return the floating-point fields of a sample whose bytes are all one value."""
     row[...] = value
-    sample = read(survey.part.dataset, index, survey.seed + index)
+    sample = read(dataset, index, seed)
     return {path: made for path, leaf in leaves(sample) if (made := _floats(leaf)) is not None}
 
 
-def _floats(value: Any) -> torch.Tensor | None:
+def _floats(value: Any) -> Tensor | None:
     """Return an array or tensor of several floating-point numbers as a tensor; None for anything else."""
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         if not str(getattr(value, "dtype", "")).startswith("float"):
             return None
         value = torch.tensor(value.tolist(), dtype=torch.float64)
@@ -99,7 +123,7 @@ def _floats(value: Any) -> torch.Tensor | None:
     return value.detach().double().clone() if several else None
 
 
-def _apart(first: torch.Tensor, second: torch.Tensor | None) -> tuple[float, float]:
+def _apart(first: Tensor, second: Tensor | None) -> tuple[float, float]:
     """Return the largest difference of two fields, and their largest magnitude; zeros where they have no one shape."""
     if second is None or first.shape != second.shape:
         return 0.0, 0.0
@@ -107,9 +131,9 @@ def _apart(first: torch.Tensor, second: torch.Tensor | None) -> tuple[float, flo
     return float((first - second).abs().max()), size
 
 
-def _line(survey: Survey, row: Any, index: int) -> Location | None:
+def _line(read_all: Callable[[int], object]) -> Location | None:
     """Return the first line after which a variable holds values that bytes hardly move."""
-    seen: list[list[tuple[Location, str, torch.Tensor]]] = []
+    seen: list[list[tuple[Location, str, Tensor]]] = []
 
     def watcher(frame: FrameType, event: str, line: int) -> bool:
         made = ((name, _floats(value)) for name, value in frame.f_locals.items())
@@ -119,8 +143,7 @@ def _line(survey: Survey, row: Any, index: int) -> Location | None:
 
     for value in (0, 255):
         seen.append([])
-        row[...] = value
-        find_line(lambda: read(survey.part.dataset, index, survey.seed + index), watcher)
+        find_line(partial(read_all, value), watcher)
     for one, other in zip(seen[0], seen[1], strict=False):
         if one[:2] != other[:2]:
             return None  # the bytes decide what runs
@@ -130,8 +153,12 @@ def _line(survey: Survey, row: Any, index: int) -> Location | None:
     return None
 
 
-def told(survey: Survey, found: Faint) -> Finding:
-    """Explain a field that stored bytes hardly move."""
+def told(survey: Survey, found: Faint | Wrapped) -> Finding:
+    """Explain a field that stored bytes hardly move, or arithmetic on them that wraps around."""
+    if isinstance(found, Wrapped):
+        because = "the same call with its operands in int64 gives other numbers"
+        more = "as stored bytes rise from 0 to 255, the sample rises and falls"
+        return gradients.wrapped(found).replace(because=f"{because}; {more}")
     part, index = survey.part, survey.samples[0].index
     place = found.place or given_line(part, index, found.path, survey.seed + index)
     return violated(

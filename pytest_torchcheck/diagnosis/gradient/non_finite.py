@@ -305,7 +305,7 @@ def wrapped(found: Wrapped) -> Finding:
         observed=f"{found.count} of {found.size} results differ from those of the same operation in int64",
         cause=f"the operands are {found.dtype}, and so is the result, which does not fit into it",
         because="the same call with its operands in int64 gives other numbers",
-        fix=f"convert the operands first{line}: x.float(), or x.int()",
+        fix=f"convert the operands{line} to float32 or int32 first",
     )
 
 
