@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...codes import gradients as explain
 from ...probes.gradient.places import gradient_by_place
-from ...probes.loss.coupling import weight_cut
+from ...probes.loss.coupling import uncut, weight_cut
 from ...runs.losses import slopes
+from ...runs.losses.bootstrapped import bootstrapped
 from ...runs.training.steps import trains_by_several
 from ...verdicts import inconclusive, not_applicable, passed
 from .targets import loss_of_output
@@ -70,10 +71,27 @@ def descent(subject: Subject) -> Iterator[Finding]:
         )
     elif (placed := gradient_by_place(subject)) is not None:
         yield explain.by_place(subject, placed)
-    elif not isinstance(own := loss_of_output(subject), str) and (cut := weight_cut(own)):
-        yield not_applicable(
+    elif reason := _cut_for_good(subject):
+        yield not_applicable(reason)
+    else:
+        yield explain.unlike_the_loss(subject, found, found.measured, shown)
+
+
+def _cut_for_good(subject: Subject) -> str:
+    """Return why the loss should cut what it cuts: with the gradient it would be another; empty where it need not."""
+    own = loss_of_output(subject)
+    if isinstance(own, str):
+        return ""
+    if cut := weight_cut(own):
+        return (
             f"the loss cuts {cut.path} where it weighs the term of {cut.labels}, and fits it to {cut.target} by "
             "another: with its gradient in both, the former would pull it off"
         )
-    else:
-        yield explain.unlike_the_loss(subject, found, found.measured, shown)
+    with uncut():
+        target = bootstrapped(subject, own)
+    if target is None or bootstrapped(subject, own) is not None:
+        return ""
+    return (
+        f"the loss cuts a target that it computes from {target.reward} and outputs, up to {target.end}: with its "
+        "gradient, each step would move the target too"
+    )

@@ -9,6 +9,7 @@ from ...codes import loss as explain
 from ...probes.loss.coupling import pulled_off, weighed
 from ...probes.loss.directions import turned
 from ...probes.loss.slopes import repelled
+from ...runs.losses.bootstrapped import bootstrapped
 from ...runs.losses.consumption import evidence
 from ...runs.losses.in_steps import step_evidence
 from ...runs.losses.levels import levels_of
@@ -29,6 +30,7 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
     A loss that is highest at every target of one sign, and lowest at those of the other, scales the error by
     the target itself. Entries of an output that are pulled to one minus the levels which the loss holds are
     quantiles of the other side. An output that is fitted to a target must not be pulled off it by the term of labels.
+    A target that adds outputs to a declared number, up to a declared end, should not be trained itself.
     """
     seen = evidence(subject)
     classes = [used for used in seen.consumed if not math.isnan(used.rising)]
@@ -68,6 +70,9 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
         return
     if pulled is not None:
         yield explain.pulled_off(subject, pulled)
+        return
+    if not isinstance(own, str) and (trained := bootstrapped(subject, own)) is not None:
+        yield explain.bootstrapped(trained)
         return
     if not isinstance(own, str) and (levels := levels_of(own, subject.contract.loss)):
         words = f"the loss pulls the entries of {levels.path} to the quantiles that it holds"

@@ -12,13 +12,15 @@ from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.holding.held_by_models import graph_leaves
 from ...probes.recorded.watch import describe
-from ...verdicts import violated
+from ...sources.syntax import assigned_name
+from ...verdicts import suspicious, violated
 from .consumed import loss_line
 
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...probes.loss.coupling import PulledOff
     from ...record.tracing import Swallowed
+    from ...runs.losses.bootstrapped import Bootstrapped
     from ...runs.losses.spreads import Spread
     from ...subject import Subject
 
@@ -54,6 +56,33 @@ def pulled_off(subject: Subject, found: PulledOff) -> Finding:
         because=f"where {found.path} equals {found.target} the fit has no slope; what is left is the same on both "
         f"sides, and another for other {found.labels}",
         fix=f"detach {found.path} where the weight is computed{where}",
+    )
+
+
+def bootstrapped(found: Bootstrapped) -> Finding:
+    """Explain a bootstrapped target with a gradient; residual gradients (Baird, 1995) train it on purpose."""
+    made, place = found.made or found.compared, found.compared.location
+    name = assigned_name(made.location) if made.location is not None else ""
+    target, outputs = (
+        name or "the target",
+        listed(found.outputs) if found.outputs else "the model's values",
+    )
+    share = f"{found.share:.3g} of {outputs}" if found.outputs else outputs
+    return suspicious(
+        "target-trained",
+        f"{target} is computed from {found.reward} and {outputs}, and is trained as the prediction is",
+        culprits=[
+            Culprit("tensor", target, "carries a gradient", made.location),
+            Culprit("call", found.compared.name, "compares it with the prediction", place),
+        ],
+        location=made.location,
+        observed=f"{found.compared.name}{on_line(place)} compares it with a prediction by the same weights, and its gradient "
+        "comes to both",
+        cause="the target is not detached: a step moves the value that follows towards the earlier one too; residual "
+        "gradients are meant to do so",
+        because=f"where {found.end} is {found.last} the target is {found.reward} alone, without a gradient; elsewhere it adds "
+        f"{share}, and the loss has a gradient by it",
+        fix=f"detach {target}{on_line(made.location)}, or compute it under torch.no_grad()",
     )
 
 

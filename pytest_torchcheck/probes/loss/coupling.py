@@ -17,6 +17,7 @@ from ..recorded.watch import Watch, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
     from ..recorded.watch import Op
     from .slopes import LossOfOutput
@@ -29,6 +30,7 @@ _EVEN: Final = 0.02
 _OFF: Final = 0.01  # standard deviations of the target
 _FAR: Final = 3.0  # standard deviations of the target, to both sides
 _FOLLOWS: Final = 1e-3
+_BETWEEN: Final = ("torch.", f"{Functions.__module__}.", f"{Watch.__module__}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +109,31 @@ def pulled_off(loss: LossOfOutput) -> PulledOff | None:
 
 def weight_cut(loss: LossOfOutput) -> PulledOff | None:
     """Return the fitted output that another term would pull off, did the loss not cut it from that term's graph."""
-
-    def around(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        users = rank(sys._getframe(2).f_code.co_filename) > 0
-        return args[0] if users and func is Tensor.detach else func(*args, **kwargs)
-
     if pulled_off(loss) is not None:
         return None
-    with Functions(around):
+    with uncut():
         return pulled_off(loss)
+
+
+def uncut() -> Functions:
+    """Return a block in which ``detach()`` and ``no_grad()`` of the user's code cut no graph."""
+
+    def around(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is Tensor.detach and _is_users():
+            return args[0]
+        if func.__name__ == "_set_grad_enabled" and args == (False,) and _is_users():
+            return None
+        return func(*args, **kwargs)
+
+    return Functions(around)
+
+
+def _is_users() -> bool:
+    """Say whether the innermost code outside of torch and of what watches it is the user's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame is not None and rank(frame.f_code.co_filename) > 0
 
 
 def _pairs(loss: LossOfOutput) -> Iterator[tuple[str, str]]:
