@@ -210,7 +210,7 @@ class Declared:
 
     @cached_property
     def leading_symbol(self) -> str | None:
-        """The symbol at ``batch_dim`` of the first input: samples, or the nodes of a graph, which targets follow alike."""
+        """The symbol at ``batch_dim`` of the first input: of samples, or of a graph's nodes; targets follow both."""
         if self.batch_dim is None:
             return None
         inputs = dict(self._form.input_leaves())

@@ -55,9 +55,8 @@ def require_hashable(model: nn.Module) -> None:
         for name in _LISTS:
             if getattr(type(module), name) is not getattr(nn.Module, name):
                 next(iter(getattr(module, name)()), None)
-        stack.extend(
-            p for p in module._modules.values() if issubclass(type(p), nn.Module)
-        )  # no mock of one
+        parts = [part for part in module._modules.values() if part is not None]
+        stack.extend(part for part in parts if issubclass(type(part), nn.Module))  # no mock of one
         held += sum(part is not None for part in module._parameters.values())
     _require_parameters(model, held)
 

@@ -16,7 +16,7 @@ _R = TypeVar("_R")
 
 
 def remembered(key: str) -> Callable[[Callable[[Subject], _R]], Callable[[Subject], _R]]:
-    """Keep what a function returns of a subject in the subject's cache, under a key, or what the user's code raises in it."""
+    """Keep what a function returns of a subject, or what the user's code raises in it, in the subject's cache."""
 
     def keeping(function: Callable[[Subject], _R]) -> Callable[[Subject], _R]:
         @functools.wraps(function)

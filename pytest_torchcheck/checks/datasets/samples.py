@@ -87,8 +87,8 @@ def in_data(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def samples_valid(subject: Subject) -> Iterator[Finding]:
     """Read evenly spread samples and look at every leaf; collate one batch of the least alike.
 
-    Stored bytes must move a sample by more than a twentieth of its values, and not wrap around. What a library's function
-    returns must not be dropped. No sample must be given for an index at which an error is caught.
+    Stored bytes must move a sample by more than a twentieth of its values, and not wrap around. What a library's
+    function returns must not be dropped. No sample must be given for an index at which an error is caught.
     """
     for found in surveys(subject):
         if found.errors:

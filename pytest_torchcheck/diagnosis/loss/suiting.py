@@ -76,12 +76,12 @@ def bootstrapped(found: Bootstrapped) -> Finding:
             Culprit("call", found.compared.name, "compares it with the prediction", place),
         ],
         location=made.location,
-        observed=f"{found.compared.name}{on_line(place)} compares it with a prediction by the same weights, and its gradient "
-        "comes to both",
+        observed=f"{found.compared.name}{on_line(place)} compares it with a prediction by the same weights, "
+        "and its gradient comes to both",
         cause="the target is not detached: a step moves the value that follows towards the earlier one too; residual "
         "gradients are meant to do so",
-        because=f"where {found.end} is {found.last} the target is {found.reward} alone, without a gradient; elsewhere it adds "
-        f"{share}, and the loss has a gradient by it",
+        because=f"where {found.end} is {found.last} the target is {found.reward} alone, without a gradient; "
+        f"elsewhere it adds {share}, and the loss has a gradient by it",
         fix=f"detach {target}{on_line(made.location)}, or compute it under torch.no_grad()",
     )
 

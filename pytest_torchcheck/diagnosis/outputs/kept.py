@@ -53,7 +53,8 @@ def remembers(
     what = names_text(listed)
     return violated(
         "eval-remembers",
-        f"{names_text(moved)} depends on earlier evaluations: {what} {'is' if len(listed) == 1 else 'are'} kept from them",
+        f"{names_text(moved)} depends on earlier evaluations: {what} "
+        f"{'is' if len(listed) == 1 else 'are'} kept from them",
         culprits=named or [Culprit("output", moved[0], "differs")],
         location=place or sources.of_object(type(subject.model).forward),
         observed=f"after another batch of {sizes}, the base batch gives other values than alone",

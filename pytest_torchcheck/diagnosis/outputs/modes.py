@@ -130,8 +130,8 @@ def random_in_eval(subject: Subject, moved: list[str], gap: float) -> Finding:
     """Explain randomness in eval mode.
 
     ``violated`` for dropout and noise, which are for training alone, unless the call itself passes
-    ``training=True``; ``suspicious`` for every other draw: nearly all models that sample a latent, a step of a diffusion, a mask or a token in eval
-    mode mean to.
+    ``training=True``; ``suspicious`` for every other draw: nearly all models that sample a latent, a step
+    of a diffusion, a mask or a token in eval mode mean to.
 
     Args:
         subject: The model.
@@ -194,7 +194,7 @@ def _dropping(subject: Subject, found: Perturbation) -> tuple[str, str, str]:
 
 
 def _still_on(subject: Subject, found: Perturbation, observed: str) -> Finding:
-    """Explain a layer that disturbs values in eval mode as well; ``suspicious`` where its call says so by a constant."""
+    """Explain a layer that disturbs values in eval mode too; ``suspicious`` where its call says so itself."""
     cause, because, fix = {
         "dropout": _dropping(subject, found),
         "mask": (

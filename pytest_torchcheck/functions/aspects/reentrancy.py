@@ -86,8 +86,8 @@ def once_only(
 ) -> Outcome:
     """Word a backward that works only once.
 
-    ``violated`` where it writes to what was saved. ``suspicious`` where it drops what it keeps on ctx, as reversible layers
-    do to give memory back: a second backward through the graph then raises, and nothing is wrong in silence.
+    ``violated`` where it writes to what was saved. ``suspicious`` where it drops what it keeps on ctx, as reversible
+    layers do to give memory back: a second backward through the graph then raises, and nothing is wrong in silence.
     """
     if op is not None:
         cause, because = "backward changes what it saved", f"{op.name} wrote into a saved tensor"

@@ -33,7 +33,7 @@ _ADDS: Final = frozenset(
         "index_select", "to", "float", "double", "type_as",
     }
 )  # fmt: skip
-"""Operations whose result is linear in each operand, without ``__`` and the letter of another order around their names."""
+"""Operations whose result is linear in each operand, without ``__`` and ``r`` around their names."""
 
 _FAR: Final = 1e4
 """Size of numbers that stand for infinity: no training brings what they fill back to a bound."""

@@ -1,4 +1,4 @@
-"""Targets that a loss computes from declared ones and from outputs, and trains: a value that is bootstrapped undetached."""
+"""Targets that a loss computes from declared ones and from outputs, and trains: bootstrapped and not detached."""
 
 from __future__ import annotations
 
