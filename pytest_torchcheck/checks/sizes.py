@@ -88,8 +88,12 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
 
 
 def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
-    """Compare the first sample alone with the first of the batch."""
-    single = subject.source.rows(batch, torch.zeros(1, dtype=torch.int64))
+    """Compare the first sample alone, or among as few as are declared, with the first of the batch."""
+    span = subject.source.symbols.get(subject.source.batch_symbol or "")
+    least = span.low if span is not None and span.declared else 1
+    if least > 1 and least >= batch.sizes[subject.source.batch_symbol or ""]:
+        return passed(f"{tried} batches of other sizes ran")
+    single = subject.source.rows(batch, torch.arange(max(least, 1)))
     full = outputs(subject)
     try:
         alone = outputs(subject, single)
@@ -97,7 +101,7 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
         return explain.size_crash(subject, single, error)
     for path, dim in rows.dims.items():
         wanted = list(full[path].shape)
-        wanted[dim] = 1
+        wanted[dim] = max(least, 1)
         if path not in alone or list(alone[path].shape) != wanted:
             got = list(alone[path].shape) if path in alone else None
             return explain.single_shape(subject, single, path, wanted, got)
@@ -120,8 +124,8 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
         if (found := _among_many(subject, rows, other, made)) is not None:
             return found
     return passed(
-        f"{tried} batches of other sizes ran; the first sample gives the same output alone and "
-        "in the batch"
+        f"{tried} batches of other sizes ran; the first sample gives the same output "
+        + ("alone and in the batch" if least <= 1 else f"among {least} and in the batch")
     )
 
 

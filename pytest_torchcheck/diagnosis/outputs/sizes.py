@@ -332,9 +332,10 @@ def _from_which(subject: Subject, batch: Batch, few: Batch, rows: Rows, count: i
 
 def _size_line(subject: Subject, batch: Batch, single: Batch) -> Place | None:
     """Return the first operation whose result for a sample depends on how many samples there are."""
-    # the same sample twice tells a count; a mean or variance over the batch needs another one
+    # the first sample once more tells a count; a mean or variance over the batch needs another one
     # beside it
-    for rows in (torch.zeros(2, dtype=torch.int64), torch.arange(2)):
+    more = torch.arange(single.sizes[subject.source.batch_symbol or ""] + 1)
+    for rows in (more % (len(more) - 1), more):
         place = places.first_difference(
             subject,
             eval_lines.eval_run(subject, single),

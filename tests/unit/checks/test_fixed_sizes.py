@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract
+from pytest_torchcheck import Contract, Labels
 
 ROWS = 6
 G = torch.Generator().manual_seed(0)
@@ -198,3 +198,26 @@ def test_the_loss_runs_for_a_shorter_batch(loss, wrong):
         assert "output.shape[0]" in found.fix
         fixed = sizes(Read, loss, inputs="B 2 6", sizes={"B": 6})
         assert fixed.status != "violated"
+
+
+class Squeezed(nn.Module):
+    """Loses the dimension of the batch where it is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.unsqueeze(1)).squeeze().log_softmax(1)
+
+
+@pytest.mark.parametrize(("least", "status"), [(1, "violated"), (2, "passed"), (8, "passed")])
+def test_no_batch_is_smaller_than_the_declared_ones(least: int, status: str) -> None:
+    report = Contract(
+        model=Squeezed,
+        inputs="B 6",
+        sizes={"B": (least, 8)},
+        targets=Labels("B", classes=3),
+        loss=nn.functional.nll_loss,
+    ).check(["batch-sizes"])
+    assert [one.status for one in report.findings] == [status]
