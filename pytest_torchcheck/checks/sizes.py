@@ -12,12 +12,10 @@ from ..codes import gradients
 from ..late import Late
 from ..objects import trees
 from ..probes.numbers.domains import holds_nonfinite
-from ..record.tracing import swallowed
 from ..runs.facts import evaluated, forward_facts, kept_by, outputs
 from ..runs.losses.order import loss_of_samples
 from ..runs.outputs import Rows, gaps_between, other_batch_dim, output_rows
 from ..runs.remembering import remembered
-from ..runs.training.steps import trajectory
 from ..runs.variants.largest import at_batch, exchanged, sizes_of, told_apart
 from ..runs.variants.woken import hidden
 from ..subject.errors import SubjectError
@@ -31,13 +29,13 @@ from .batching import (
     is_quantized,
     is_stochastic,
 )
+from .steps.fewer import step_of_fewer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..batches import Batch
     from ..findings import Finding
-    from ..record.tracing import Swallowed
     from ..subject import Subject
 
 _Made = TypeVar("_Made")
@@ -88,12 +86,33 @@ def batch_sizes(subject: Subject) -> Iterator[Finding]:
 
 
 def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
-    """Compare the first sample alone, or among as few as are declared, with the first of the batch."""
-    span = subject.source.symbols.get(subject.source.batch_symbol or "")
+    """Compare the first sample alone with the first of the batch.
+
+    Where the declared sizes begin at more samples, what shows in as many is violated, and what shows alone suspicious.
+    """
+    symbol = subject.source.batch_symbol or ""
+    span = subject.source.symbols.get(symbol)
     least = span.low if span is not None and span.declared else 1
-    if least > 1 and least >= batch.sizes[subject.source.batch_symbol or ""]:
-        return passed(f"{tried} batches of other sizes ran")
-    single = subject.source.rows(batch, torch.arange(max(least, 1)))
+    found, beside = _among(subject, batch, rows, 1), "alone"
+    if found is not None and least > 1:
+        beside = f"among {least}"
+        doubtful = found.replace(status="suspicious") if found.code == "batch-of-one" else None
+        few = None if least >= batch.sizes[symbol] else _among(subject, batch, rows, least)
+        found = few or doubtful
+    if found is not None:
+        return found
+    for other, made in subject.cache.pop("told-apart", ()):
+        if (found := _among_many(subject, rows, other, made)) is not None:
+            return found
+    return passed(
+        f"{tried} batches of other sizes ran; the first sample gives the same output {beside} and "
+        "in the batch"
+    )
+
+
+def _among(subject: Subject, batch: Batch, rows: Rows, count: int) -> Finding | None:
+    """Return how the first sample differs between a batch of so many and the whole one; None where it does not."""
+    single = subject.source.rows(batch, torch.arange(count))
     full = outputs(subject)
     try:
         alone = outputs(subject, single)
@@ -101,16 +120,13 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
         return explain.size_crash(subject, single, error)
     for path, dim in rows.dims.items():
         wanted = list(full[path].shape)
-        wanted[dim] = max(least, 1)
+        wanted[dim] = count
         if path not in alone or list(alone[path].shape) != wanted:
             got = list(alone[path].shape) if path in alone else None
             return explain.single_shape(subject, single, path, wanted, got)
     first = torch.zeros(1, dtype=torch.int64)
-    pair = (
-        subject.source.rows(batch, torch.arange(2))
-        if batch.sizes[subject.source.batch_symbol or ""] > 2
-        else None
-    )
+    symbol = subject.source.batch_symbol or ""
+    pair = subject.source.rows(batch, torch.arange(2)) if batch.sizes[symbol] > 2 else None
     gaps = (
         None
         if is_stochastic(subject) or _rounded_alone(subject, batch, rows, full, alone)
@@ -120,13 +136,7 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
         gaps = None  # the random numbers of a batch of one are others; eval-determinism judges that
     if gaps is not None and other_batch_dim(subject) is None:
         return explain.size_dependent(subject, batch, single, rows, gaps)
-    for other, made in subject.cache.pop("told-apart", ()):
-        if (found := _among_many(subject, rows, other, made)) is not None:
-            return found
-    return passed(
-        f"{tried} batches of other sizes ran; the first sample gives the same output "
-        + ("alone and in the batch" if least <= 1 else f"among {least} and in the batch")
-    )
+    return None
 
 
 def _rounded_alone(
@@ -226,63 +236,6 @@ def _sizes_swept(subject: Subject) -> Iterator[Finding]:
         except SubjectError as error:
             yield explain.size_crash(subject, placed, error)
             return
-
-
-def step_of_fewer(subject: Subject) -> Finding | None:
-    """Return how a declared step fails on the batch without its last sample, or learns nothing of it, or None.
-
-    Asked where every tensor has one entry per sample. A mismatch that equal sizes hide, such as a
-    weight for each sample beside an image as wide as the batch is large, shows at another size.
-    """
-    batch, symbol = subject.batch(), subject.source.batch_symbol
-    if subject.contract.train_step is None or symbol is None or batch.sizes.get(symbol, 0) < 3:
-        return None
-    fewer = subject.few(batch, batch.sizes[symbol] - 1, aligned=True)
-    if fewer is None:
-        return None
-    whole = trajectory(subject)
-    if whole.error is not None and not whole.losses:
-        raise whole.error  # it fails on all samples: nothing is known of fewer
-    try:
-        if _learns(subject, fewer):
-            return None
-    except SubjectError as error:
-        if _needs_its_samples(subject, batch, batch.sizes[symbol]):
-            return None
-        return explain.step_size_crash(subject, fewer, error)
-    if not _learns(subject, batch):
-        return None  # one call alone does not show it
-    usual = {one.place for one in _swallowed(subject, batch)}
-    errors = [one for one in _swallowed(subject, fewer) if one.place not in usual]
-    return explain.step_swallows(subject, fewer, errors[-1]) if errors else None
-
-
-def _needs_its_samples(subject: Subject, batch: Batch, size: int) -> bool:
-    """Say whether the step fails at the declared size too, with one sample in place of the last: pairs, two halves."""
-    try:
-        _learns(subject, subject.source.rows(batch, torch.arange(size) % (size - 1)))
-    except SubjectError:
-        return True
-    return False
-
-
-def _learns(subject: Subject, batch: Batch) -> bool:
-    """Say whether one call of the step writes to a parameter, or leaves a gradient."""
-    with subject.pristine(steps=True, train=True, seeded=True) as model:
-        subject.train_step(model, subject.make_optimizer(model), batch.clone())
-        return any(
-            (p.grad is not None and bool(trees.dense(p.grad).any()))
-            or (then := subject.state.original(p)) is None
-            or not trees.same(p, then)
-            for p in model.parameters()
-            if not p.is_meta
-        )
-
-
-def _swallowed(subject: Subject, batch: Batch) -> list[Swallowed]:
-    with subject.pristine(steps=True, train=True, seeded=True) as model:
-        optimizer = subject.make_optimizer(model)
-        return swallowed(lambda: subject.train_step(model, optimizer, batch.clone()))
 
 
 def size_of_all(subject: Subject, batch: Batch, symbol: str | None) -> Finding | None:

@@ -607,7 +607,7 @@ def squeeze_of_everything(buggy: bool) -> Contract:
             y = super().forward(x)[:, :, None]
             return y.squeeze() if buggy else y.squeeze(2)
 
-    return Contract(model=Squeezes, inputs="B 6", sizes={"B": (2, 6)})
+    return Contract(model=Squeezes, inputs="B 6", sizes={"B": (1, 6)})
 
 
 @bug("eval-determinism", "random-in-eval", "F.dropout", "F.dropout(h, 0.5)")

@@ -212,7 +212,7 @@ class Squeezed(nn.Module):
 
 
 @pytest.mark.parametrize(("least", "status"), [(1, "violated"), (2, "passed"), (8, "passed")])
-def test_no_batch_is_smaller_than_the_declared_ones(least: int, status: str) -> None:
+def test_a_batch_smaller_than_the_declared_ones_need_not_run(least: int, status: str) -> None:
     report = Contract(
         model=Squeezed,
         inputs="B 6",
@@ -221,3 +221,22 @@ def test_no_batch_is_smaller_than_the_declared_ones(least: int, status: str) -> 
         loss=nn.functional.nll_loss,
     ).check(["batch-sizes"])
     assert [one.status for one in report.findings] == [status]
+
+
+class Flattened(nn.Module):
+    """Gives no dimension of the batch for a batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x[:, None]).squeeze()
+
+
+@pytest.mark.parametrize(("least", "status"), [(1, "violated"), (2, "suspicious")])
+def test_a_shape_that_one_sample_loses_is_suspicious_below_the_declared_sizes(
+    least: int, status: str
+) -> None:
+    report = Contract(model=Flattened, inputs="B 6", sizes={"B": (least, 8)}).check(["batch-sizes"])
+    assert [(one.status, one.code) for one in report.findings] == [(status, "batch-of-one")]
