@@ -49,10 +49,15 @@ def loaded() -> None:
 
 @pytest.fixture(autouse=True)
 def not_a_worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the pytest that a test runs be no worker, also where the test itself runs on one."""
+    """Let the pytest that a test runs be no worker, also where the test itself runs on one.
+
+    It rewrites no assertions and does not collect garbage at its end: with torch imported that takes half of a short run.
+    """
     if "pytester" in request.fixturenames:
         for name in [name for name in os.environ if name.startswith("PYTEST_XDIST_")]:
             monkeypatch.delenv(name)
+        request.getfixturevalue("pytester")  # which drops what is set
+        monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:unraisableexception")
 
 
 @pytest.fixture
