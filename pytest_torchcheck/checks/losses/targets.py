@@ -12,7 +12,15 @@ from ...objects import trees
 from ...probes.loss.arguments import by_own_loss, targets_of
 from ...probes.loss.own import OwnLoss
 from ...probes.loss.places import deaf_gradient
-from ...probes.loss.pulls import ROUNDING, SAMPLES, Pulls, chosen_by_loss, pulls_of, two_groups
+from ...probes.loss.pulls import (
+    ROUNDING,
+    SAMPLES,
+    Pulls,
+    chosen_by_loss,
+    interchangeable,
+    pulls_of,
+    two_groups,
+)
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import forward_facts, output_for_loss
 from ...runs.liveness.unread import lost_results
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ...findings import Finding, Status
+    from ...probes.loss.places import Deaf
     from ...subject import Subject
 
 _FEW: Final = 3
@@ -181,7 +190,34 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         yield explain.one_suits_all(subject, suited)
         return
     axes = subject.source.axes(symbol)
-    seen = 0
+    findings, seen, beyond = _pulled(subject, loss, base, axes, size)
+    elsewhere = all(finding.code == "target-of-another-sample" for finding in findings)
+    whole = size < 3 or not loss.targets().keys() <= axes.keys()  # what else may move is not known
+    paired = whole or not elsewhere or not _interchangeable(loss, base, axes)
+    if findings and paired:
+        yield from findings
+    elif seen and paired:
+        rest = (
+            f"{beyond} of them that of others too" if beyond else "no other by more than a factor"
+        )
+        yield passed(f"{seen} targets each affect the loss of their own sample, {rest}")
+    elif not seen and (deaf := _deaf(loss, base)):
+        yield explain.deaf_gradient(subject, loss, deaf)
+    elif not paired:
+        yield explain.unpaired(subject, loss, list(loss.targets()))
+    else:
+        yield inconclusive("no change of one sample's target changed the gradient of the loss")
+
+
+def _deaf(loss: LossOfOutput, base: Slopes) -> Deaf | None:
+    return None if loss.reaches_weights() else deaf_gradient(loss, base, loss.targets())
+
+
+def _pulled(
+    subject: Subject, loss: LossOfOutput, base: Slopes, axes: dict[str, int], size: int
+) -> tuple[list[Finding], int, int]:
+    """Return what is wrong with the pulls, of how many targets there are any, and how many reach other samples."""
+    seen = beyond = 0
     findings: list[Finding] = []
     for path, target in loss.targets().items():
         if path not in axes or target.is_complex():
@@ -190,16 +226,21 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         ways = [pulls_of(loss, base, target, axes[path], a, size) for a in loss.axes_of(size)]
         judged = [list(_judged(subject, loss, base, path, pulls)) for pulls in ways]
         seen += max(sum(pull is not None for pull in pulls.values()) for pulls in ways)
+        beyond += min(sum(map(_is_shared, pulls.values())) for pulls in ways)
         findings += [explained() for explained in min(judged, key=len)]
-    yield from findings
-    if findings:
-        return
-    if seen:
-        yield passed(f"{seen} targets each affect the loss of their own sample only")
-    elif not loss.reaches_weights() and (deaf := deaf_gradient(loss, base, loss.targets())):
-        yield explain.deaf_gradient(subject, loss, deaf)
-    else:
-        yield inconclusive("no change of one sample's target changed the loss")
+    return findings, seen, beyond
+
+
+def _interchangeable(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> bool:
+    """Say whether targets may change places, also where outputs are spread: an absolute error is linear beside them."""
+    if not interchangeable(loss, base, axes):
+        return False
+    spread = loss.spread()
+    try:
+        wide = spread.slopes()
+    except SubjectError:
+        return False
+    return wide is not None and wide.finite and interchangeable(spread, wide, axes)
 
 
 def _of_own_loss(subject: Subject, otherwise: str) -> Iterator[Finding]:
@@ -289,9 +330,13 @@ def _judged(
     ):  # an order that is reversed leaves the middle in its place
         yield partial(explain.of_other_samples, subject, loss, path, elsewhere)
         return
-    shared: Pulls = {s: m for s, m in read.items() if int((m > 0).sum()) > 1}
+    shared: Pulls = {s: m for s, m in read.items() if _is_shared(m)}
     if len(shared) > 1 and _has_terms_apart(subject, loss, base, path, shared):
         yield partial(explain.shared, subject, loss, path, shared)
+
+
+def _is_shared(moved: torch.Tensor | None) -> bool:
+    return moved is not None and int((moved > 0).sum()) > 1
 
 
 def _has_terms_apart(
@@ -304,7 +349,7 @@ def _has_terms_apart(
     """
     if isinstance(loss, OwnLoss):
         everywhere = all(bool((moved > 0).all()) for moved in shared.values() if moved is not None)
-        return everywhere and loss.interchangeable(base, path)
+        return everywhere and interchangeable(loss, base, {path: subject.contract.batch_dim or 0})
     apart = base.last.startswith(BY_SAMPLE) and not _ranks(subject, loss)
     return apart and not _groups(subject, loss, path)
 

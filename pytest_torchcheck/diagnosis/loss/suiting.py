@@ -15,10 +15,12 @@ from ...probes.recorded.watch import describe
 from ...sources.syntax import assigned_name
 from ...verdicts import suspicious, violated
 from .consumed import loss_line
+from .targets import made_for_loss
 
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...probes.loss.coupling import PulledOff
+    from ...probes.loss.slopes import LossOfOutput
     from ...record.tracing import Swallowed
     from ...runs.losses.bootstrapped import Bootstrapped
     from ...runs.losses.spreads import Spread
@@ -135,3 +137,23 @@ def caught(subject: Subject, batch: Batch, paths: list[str], error: Swallowed) -
         because=f"{error.kind}: {error.text}; it changes with the shape of the targets",
         fix=f"make the targets fit what line {place.line} needs, and drop the except clause",
     )
+
+
+def unpaired(subject: Subject, loss: LossOfOutput, paths: list[str]) -> Finding:
+    """Explain a loss that compares the batch's targets with its outputs as a whole, no sample with its own."""
+    place, what = made_for_loss(subject, loss, target_first=False), listed(paths)
+    return suspicious(
+        "samples-share-targets",
+        "the loss does not compare the output of any sample with the target of that sample",
+        culprits=[
+            Culprit("loss", "loss", "compares the whole batch", place),
+            *(Culprit("target", path, "may change places between samples", place) for path in paths),
+        ],
+        location=place,
+        observed=f"{what} rolled by one sample, and in reverse order, give the same loss and the same gradient of "
+        "every output",
+        cause="outputs and targets are averaged, summed or sorted over the batch before they are compared",
+        because="a loss that pairs samples changes when the targets change places and the outputs do not",
+        fix="compare each output with its own target first, and reduce then; where two distributions are compared "
+        "on purpose, skip this check with that reason",
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from ...record.hooks import hooked
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from .arguments import targets_of
-from .pulls import ROUNDING, SAMPLES, moved_by, others_of, pulls_of
+from .pulls import SAMPLES, moved_by, others_of, pulls_of
 from .slopes import LossOfOutput
 
 if TYPE_CHECKING:
@@ -158,18 +158,6 @@ class OwnLoss(LossOfOutput):
             except SubjectError:
                 return True
         return not read
-
-    def interchangeable(self, base: Slopes, path: str) -> bool:
-        """Say whether labels in another order give the same loss and the same slopes."""
-        labels = self.targets()[path]
-        now = self.slopes(self.with_targets(labels, labels.roll(1, self._axis)))
-        if now is None or bool((labels == labels.roll(1, self._axis)).all()):
-            return False
-        near = abs(now.value - base.value) <= ROUNDING * max(1.0, abs(base.value))
-        return near and all(
-            torch.allclose(slope, now.by_output[at], rtol=1e-4, atol=ROUNDING * float(slope.abs().max()))
-            for at, slope in base.by_output.items() if at in now.by_output
-        )  # fmt: skip
 
     def run(self, batch: Batch | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Call the model; return its loss with the leaves that the slopes are by, by path.

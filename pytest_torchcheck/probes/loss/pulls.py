@@ -13,6 +13,7 @@ from ...subject.errors import SubjectError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ...batches import Batch
     from .slopes import LossOfOutput, Slopes
 
 SAMPLES: Final = 16
@@ -136,6 +137,39 @@ def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
     return trees.dense(slope).movedim(axis, 0).flatten(1).double() if slope.dim() > 1 else (
         trees.dense(slope)[:, None].double()
     )  # fmt: skip
+
+
+def interchangeable(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> bool:
+    """Say whether the targets of the samples in other orders give the same loss and the same slopes.
+
+    Args:
+        loss: The loss.
+        base: Its slopes with the targets as they are.
+        axes: Of the targets that change places together, by path: where the samples stand.
+    """
+    targets = {path: target for path, target in loss.targets().items() if path in axes}
+    for others in (
+        {id(t): t.roll(1, axes[path]) for path, t in targets.items()},
+        {id(t): t.flip(axes[path]) for path, t in targets.items()},
+    ):
+        if all(torch.equal(t, others[id(t)]) for t in targets.values()):
+            return False
+        try:
+            now = loss.slopes(_exchanged(loss.batch, others))
+        except SubjectError:
+            return False
+        if now is None or abs(now.value - base.value) > ROUNDING * max(1.0, abs(base.value)):
+            return False
+        for path, slope in base.by_output.items():
+            near = ROUNDING * float(slope.abs().max())
+            other = now.by_output.get(path)
+            if other is None or not torch.allclose(slope, other, rtol=1e-4, atol=near):
+                return False
+    return True
+
+
+def _exchanged(batch: Batch, others: dict[int, torch.Tensor]) -> Batch:
+    return batch.map(lambda _, leaf: others.get(id(leaf), leaf))
 
 
 def chosen_by_loss(

@@ -130,6 +130,17 @@ class LossOfOutput:
             changed[id(tensor)] = made
         return LossOfOutput(self._subject, trees.substitute(self._output, changed), self.batch)
 
+    def spread(self) -> LossOfOutput:
+        """Return the loss of other outputs: normal numbers of twice the largest magnitude of outputs and targets."""
+        generator = torch.Generator().manual_seed(0)
+        known = (*self.outputs.values(), *trees.floats(self.targets()).values())
+        reach = 2 * max(trees.scale(tensor) for tensor in known)
+        others = {
+            id(t): (reach * torch.randn(t.shape, generator=generator)).to(t.device, t.dtype)
+            for t in self.outputs.values()
+        }
+        return LossOfOutput(self._subject, trees.substitute(self._output, others), self.batch)
+
     def heeds(self, base: Slopes, sample: int, axis: int, _read: list[int]) -> bool:
         """Say whether an extreme output of a sample changes the loss: losses over the hardest samples heed it then."""
         try:

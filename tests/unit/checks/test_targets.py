@@ -94,6 +94,38 @@ def test_regression(loss, code: str | None) -> None:
     assert codes(check(loss, name="target-ownership", y=real())) == ([code] if code else [])
 
 
+def moments(o, y):
+    """First and second moments of a batch, by hand: no sample has a partner."""
+    return (o.mean(0) - y.mean(0)).abs().sum() + (o.square().mean(0) - y.square().mean(0)).pow(
+        2
+    ).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "code"),
+    [
+        (moments, "samples-share-targets"),
+        (lambda o, y: (o - y).sum(0).logsumexp(0), "samples-share-targets"),
+        (lambda o, y: (o.sort(0)[0] - y.sort(0)[0]).abs().mean(), "samples-share-targets"),
+        (lambda o, y: moments(o, y) + F.mse_loss(o, y), None),
+        (lambda o, y: (o - y).pow(2).mean().sqrt(), None),
+    ],
+    ids=["moments", "sum of errors", "sorted over samples", "moments beside a fit", "root"],
+)
+def test_targets_that_may_change_places_belong_to_no_sample(loss, code: str | None) -> None:
+    found = check(loss, name="target-ownership", y=real())
+    assert [(f.status, f.code) for f in found if f.status != "passed"] == (
+        [("suspicious", code)] if code else []
+    )
+
+
+def test_a_loss_that_relates_samples_is_not_said_to_keep_them_apart() -> None:
+    (found,) = check(
+        lambda o, y: moments(o, y) + F.mse_loss(o, y), name="target-ownership", y=real()
+    )
+    assert "of others too" in found.summary
+
+
 class Pairs(nn.Module):
     """Scores each sample against the keys of all."""
 
