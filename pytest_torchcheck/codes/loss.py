@@ -45,7 +45,7 @@ turned = One("diagnosis.loss.consumed:turned", "loss-sign", doubtful=True)
 shuffled = One("diagnosis.loss.targets:shuffled", "target-of-another-sample")
 over_samples = One("diagnosis.loss.targets:over_samples", "samples-share-targets")
 
-misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced")
+misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced", doubtful=True)
 tied = One("diagnosis.loss.pairing:tied", "outputs-tied")
 spread_over = One("diagnosis.loss.pairing:spread_over", "positions-share-targets")
 order = One("diagnosis.loss.pairing:order", "pairs-mixed")

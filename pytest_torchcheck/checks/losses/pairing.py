@@ -9,9 +9,10 @@ import torch
 
 from ...batches.rows import take_rows
 from ...codes import loss as explain
+from ...findings import Finding
 from ...objects import trees
 from ...probes.loss.consumption import LossCall, LossWatch
-from ...probes.loss.pulls import along_lines, one_distance, summed
+from ...probes.loss.pulls import along_lines, order_of, summed
 from ...runs.facts import output_for_loss
 from ...runs.losses.order import moved_by_order, orders
 from ...runs.tied_outputs import tied_outputs
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ...batches import Batch
-    from ...findings import Finding
     from ...probes.loss.pulls import Place
     from ...runs.losses.consumption import LossEvidence
     from ...subject import Subject
@@ -56,47 +56,70 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
     for tensor in leaves.values():
         tensor.requires_grad_(True)
 
-    slopes = _Gradients(subject, output, batch, leaves)
-    seen = 0
-    batch_dim = subject.contract.batch_dim
     try:
-        base = slopes(batch.targets)
-        for path, axes, name in fitting:
-            if base is None or path not in base:
-                continue
-            ways = _reached(base[path], axes, own[name], path, leaves[path], batch, slopes)
-            reached = ways[0]
-            seen += len(reached)
-            # one term for each position: a criterion of class indices, and nothing after it
-            if slopes.last.startswith("NllLoss") and along_lines(
-                reached, own[name].shape, batch_dim
-            ):
-                yield explain.spread_over(subject, output, batch, path, name, reached)
-                return
-            if len(reached) < 2 or any(
-                one_distance(way, own[name].shape, batch_dim) or summed(way) for way in ways
-            ):
-                continue
-            if _matched(subject, output, batch, own[name]):
-                continue  # targets in any order: the loss looks for their outputs itself
-            if _relates(slopes, batch.targets, leaves[path], path, base[path], batch_dim or 0):
-                continue  # each sample is compared with all others, as in a contrastive loss
-            yield explain.misplaced(subject, path, name, reached)
-            return
+        seen = _seen(subject, output, batch, leaves, fitting)
     except (SubjectError, RuntimeError) as error:
-        yield inconclusive(
-            f"the loss raises with another target: {message_of(error).splitlines()[0]:.80}"
-        )
+        message = message_of(error).splitlines()[0]
+        yield inconclusive(f"the loss raises with another target: {message:.80}")
+        return
+    if isinstance(seen, Finding):
+        yield seen
         return
     for path, axes, name in fitting:
         found = tied_outputs(subject, batch, path, leaves[path], own[name]) if -1 in axes else None
         if found is not None:
             yield explain.tied(subject, found, name)
             return
-    if seen:
-        yield passed(f"{seen} targets, changed one by one, affect outputs at the same offset")
+    told = [f"{n} targets, changed one by one, affect {how}" for how, n in seen.items() if n]
+    if told:
+        yield passed("; ".join(told))
     else:
         yield inconclusive("no change of a single target changed the gradient of an output")
+
+
+def _seen(
+    subject: Subject,
+    output: Any,
+    batch: Batch,
+    leaves: dict[str, torch.Tensor],
+    fitting: list[tuple[str, list[int], str]],
+) -> Finding | dict[str, int]:
+    """Return how many targets reach outputs in which way, or what is wrong with the way."""
+    slopes, own = (
+        _Gradients(subject, output, batch, leaves),
+        trees.tensors(batch.targets, "targets"),
+    )
+    seen: dict[str, int] = {}
+    base = slopes(batch.targets)
+    for path, axes, name in fitting:
+        if base is None or path not in base:
+            continue
+        ways = _reached(base[path], axes, own[name], path, leaves[path], batch, slopes)
+        reached, batch_dim = ways[0], subject.contract.batch_dim
+        # one term for each position: a criterion of class indices, and nothing after it
+        if slopes.last.startswith("NllLoss") and along_lines(reached, own[name].shape, batch_dim):
+            return explain.spread_over(subject, output, batch, path, name, reached)
+        orders = [order_of(way, own[name], batch_dim) for way in ways]
+        how = _sound(ways, orders)
+        if not how and _matched(subject, output, batch, own[name]):
+            how = "outputs that the loss finds for them, in any order"
+        given = batch.targets, leaves[path], path, base[path], batch_dim or 0
+        if not how and _relates(slopes, *given):
+            how = "outputs of samples that the loss compares with each other"
+        if not how:
+            turned = max(filter(None, orders), default="")
+            return explain.misplaced(subject, path, name, reached, turned)
+        seen[how] = seen.get(how, 0) + len(reached)
+    return seen
+
+
+def _sound(ways: list[dict[Place, set[Place]]], orders: list[str | None]) -> str:
+    """Say which outputs targets reach by an offset or in sums; empty where they reach others."""
+    reached = ways[0]
+    if len(reached) < 2 or "" in orders:
+        others = any(len(where) > 1 for where in reached.values())
+        return f"outputs at the same offset{', and others too' * others}"
+    return "outputs on one side of them, as sums do" * any(map(summed, ways))
 
 
 class _Gradients:

@@ -35,9 +35,16 @@ _REORDERING = ("view", "reshape", "flatten", "transpose", "permute", "unflatten"
 
 
 def misplaced(
-    subject: Subject, path: str, name: str, reached: dict[tuple[int, ...], set[tuple[int, ...]]]
+    subject: Subject,
+    path: str,
+    name: str,
+    reached: dict[tuple[int, ...], set[tuple[int, ...]]],
+    turned: str = "",
 ) -> Finding:
-    """Explain a loss that compares outputs with targets of other positions."""
+    """Explain a loss that compares outputs with targets of other positions; ``turned`` is in which order, if in one.
+
+    A model may return its positions in reverse order, as a recurrent one that reads backward does.
+    """
     reshaped, moved = _reordering_line(subject)
     shown = []
     for at, where in list(reached.items())[:2]:
@@ -45,16 +52,19 @@ def misplaced(
         more = "" if len(where) <= 3 else f" and {len(where) - 3} more"
         shown.append(f"{name}{list(at)} reaches {path} at {listed}{more}")
     place = moved or reshaped or loss_line(subject)
-    return violated(
+    make = suspicious if turned else violated
+    return make(
         "target-misplaced",
-        f"{name} are compared with outputs of other positions",
+        f"{name} are compared with outputs of other positions{', ' * bool(turned)}{turned}",
         culprits=[Culprit("loss", "loss", "positions mixed", place)],
         observed="; ".join(shown),
-        cause="output and targets are compared in different orders"
+        cause="the loss reorders one of the two; where the model returns its positions in that order, it is right"
+        if turned
+        else "output and targets are compared in different orders"
         if moved or not reshaped
         else "output and targets are given one shape by a reshape that reorders one of them",
         because="the offset between a target and the outputs that it affects differs from one "
-        "target to the next",
+        f"target to the next{turned and f'; {turned}, it is the same'}",
         fix="bring output and targets into the same order: what reorders one of them must reorder the other"
         if moved or not reshaped
         else "move the class axis with movedim or transpose; view and reshape only keep the order "

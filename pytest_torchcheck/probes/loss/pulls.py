@@ -205,20 +205,22 @@ def two_groups(loss: LossOfOutput, axis: int) -> bool:
 Place = tuple[int, ...]
 
 
-def one_distance(
-    reached: dict[Place, set[Place]], shape: torch.Size, batch_dim: int | None
-) -> bool:
-    """Say whether one distance leads from every changed target to an output.
+def order_of(
+    reached: dict[Place, set[Place]], target: torch.Tensor, batch_dim: int | None
+) -> str | None:
+    """Return in which order one distance leads from every changed target to an output; None where none does.
 
-    It may be along one axis other than the batch's, as that of a next-token loss; an axis may be
-    read backward, and axes of one size may be exchanged: time may come first in one of the two.
+    It may be along one axis other than the batch's, as that of a next-token loss; empty is the order of the
+    targets, also where time comes first in one of the two. Else an axis is read in reverse, or two axes of one
+    size change places.
     """
-    axes = range(len(shape))
+    shape, axes = target.shape, range(target.dim())
     orders = [
         order
         for order in itertools.permutations(axes)
         if all(shape[a] == shape[b] for a, b in zip(axes, order, strict=True))
     ]
+    found: list[str] = []
     for order, signs in itertools.product(orders, itertools.product((1, -1), repeat=len(shape))):
         backward = [axis for axis, sign in zip(axes, signs, strict=True) if sign < 0]
         common: set[Place] | None = None
@@ -229,8 +231,16 @@ def one_distance(
         for distance in common or ():
             along = [axis for axis, step in zip(axes, distance, strict=True) if step]
             if len({*along, *backward}) <= 1 and batch_dim not in (*along, *backward):
-                return True
-    return False
+                changed = [axis for axis in axes if order[axis] != axis]
+                if torch.equal(target.permute(order).flip(backward), target):
+                    return ""  # the same either way, as a matrix of distances
+                if backward:
+                    found.append(f"with axis {backward[0]} in reverse")
+                elif changed and batch_dim not in changed:
+                    found.append(f"with axes {changed} exchanged")
+                else:
+                    return ""
+    return found[0] if found else None
 
 
 def summed(reached: dict[Place, set[Place]]) -> bool:

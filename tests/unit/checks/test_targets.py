@@ -276,3 +276,44 @@ def test_complex_targets_are_no_labels():
     ).check(["edge-targets"])
     assert "internal-error" not in [f.code for f in report.findings]
     assert report.ok
+
+
+class Frames(nn.Module):
+    """One output for each frame, and as many of them as frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv1d(4, 5, 3, padding=1)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def mirrored(o, y):
+    return F.smooth_l1_loss(o, torch.stack(y.unbind(2)[::-1], 2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "symmetric", "status"),
+    [
+        (mirrored, False, "suspicious"),
+        (lambda o, y: F.mse_loss(o * 2, y.mT), False, "suspicious"),
+        (lambda o, y: F.mse_loss(o, y.mT), True, "passed"),
+        (lambda o, y: F.mse_loss(o[..., 1:], y[..., :-1]), False, "passed"),
+    ],
+    ids=["mirrored", "transposed", "transposed distances", "next frame"],
+)
+def test_targets_in_reverse_or_with_axes_exchanged(loss, symmetric: bool, status: str) -> None:
+    x, y = (torch.randn(3, n, 5, generator=torch.Generator().manual_seed(n)) for n in (4, 5))
+    y = y + y.mT if symmetric else y
+    (found,) = check(loss, name="target-alignment", model=Frames, batch=((x,), y))
+    assert found.status == status
+
+
+def test_sets_are_not_said_to_lie_at_one_offset() -> None:
+    def in_order(o, y):
+        return F.mse_loss(o.sort(1).values, y.sort(1).values)
+
+    (found,) = check(in_order, name="target-alignment", y=real())
+    assert found.status == "passed"
+    assert "finds for them" in found.summary
