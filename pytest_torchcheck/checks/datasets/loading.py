@@ -10,6 +10,7 @@ from ...data import delivery, labels, order, plan, randomness, validity
 from ...data.relations import collate_writes, pairing
 from ...data.relations import dropped_fields as dropping
 from ...data.relations import kept_draws as keeping
+from ...data.relations import lost_values as losing
 from ...data.relations import never_drawn as never
 from ...data.relations import worker_agreement as agreement
 from ...verdicts import inconclusive, not_applicable, passed
@@ -36,7 +37,10 @@ def dataset_pickling(subject: Subject) -> Iterator[Finding]:
 
 
 def collate_pairing(subject: Subject) -> Iterator[Finding]:
-    """Collate samples together and one by one, find their rows, and compare labels and other fields."""
+    """Collate samples together and one by one, find their rows, and compare labels and other fields.
+
+    A field that is exchanged for another sample's must change the batch.
+    """
     for part, found in zip(data_parts(subject), surveys(subject), strict=True):
         if not part.is_map_style or part.plan.collate_fn is None or not part.plan.makes_batches:
             yield not_applicable(f"{part.prefix}the loader declares no collate function")
@@ -46,7 +50,11 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
             yield dropping.field_dropped(part, lost)
         else:
             made = pairing.pairing_of(found)
-            if made is None:
+            wrong = made is not None and (made.shifted or made.mixed or made.mask)
+            gone = None if wrong else in_data(losing.lost_of, found)
+            if gone is not None:
+                yield losing.values_lost(part, gone)
+            elif made is None:
                 yield not_applicable(
                     f"{part.prefix}a batch does not show what belongs to which sample"
                 )

@@ -208,3 +208,62 @@ def test_a_field_in_an_order_of_its_own_is_named() -> None:
     assert "answer" in finding.summary
     assert finding.location is not None
     assert finding.location.text.startswith("answer = sorted(")
+
+
+def every_other(rows: list[Any]) -> Any:
+    return [(row["x"], row["label"]) for row in rows[::2]]
+
+
+def of_the_last(rows: list[Any]) -> Any:
+    row = rows[-1]
+    return {"x": [row["x"] for _ in rows], "labels": [row["label"] for row in rows]}
+
+
+def emptied(rows: list[Any]) -> Any:
+    made = plain(rows)
+    return {**made, "x": torch.empty_like(made["x"]).fill_(1.0)}
+
+
+def as_bytes(rows: list[Any]) -> Any:
+    made = plain(rows)
+    return {**made, "x": (made["x"] * 1.0).round().to(torch.int8)}
+
+
+def scaled_one_by_one(rows: list[Any]) -> Any:
+    made = plain(rows)
+    return {**made, "x": ((made["x"] - 3) / 7).to(torch.bfloat16)}
+
+
+def longest_only(rows: list[Any]) -> Any:
+    made = plain(rows)
+    return {"x": made["x"][made["labels"] == made["labels"].max()]}
+
+
+def unlabelled(rows: list[Any]) -> Any:
+    return plain(rows)["x"]
+
+
+def arrays(rows: list[Any]) -> Any:
+    return [row["x"].numpy() for row in rows], plain(rows)["labels"]
+
+
+@pytest.mark.parametrize(
+    ("collate", "status"),
+    [
+        (every_other, "violated"),
+        (of_the_last, "violated"),
+        (emptied, "violated"),
+        (as_bytes, "suspicious"),
+        (scaled_one_by_one, ""),
+        (longest_only, ""),
+        (unlabelled, ""),
+        (arrays, ""),
+    ],
+)
+def test_every_sample_reaches_the_batch(collate: Any, status: str) -> None:
+    contract = Contract(dataset=Rows(), loader={"batch_size": 6, "collate_fn": collate})
+    (finding,) = contract.check(["collate-pairing"]).findings
+    if status:
+        assert (finding.status, finding.code) == (status, "collate-loses-values")
+    else:
+        assert finding.status in ("passed", "not-applicable"), finding.summary
