@@ -20,6 +20,7 @@ from ..runs.variants.settling import (
     outputs_with,
     running_away,
     settled,
+    stuck_norms,
 )
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed
@@ -51,6 +52,9 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
     """
     if kept := _forgetful(subject):
         yield explain.forgotten(subject, kept)
+        return
+    if stuck := stuck_norms(subject):
+        yield explain.stuck_statistics(subject, stuck)
         return
     evaluated, trained = forward_facts(subject), forward_facts(subject, train=True)
     if subject.graphs.needed:

@@ -81,6 +81,7 @@ unrepeated_build = One("diagnosis.outputs.unrepeated:unrepeated_build", "seed-ig
 cache_differs = One("diagnosis.outputs.causal:differs", "cache-differs")
 steps_differ = One("diagnosis.outputs.causal:steps_differ", "cache-differs")
 forgotten = One("diagnosis.outputs.unrepeated:forgotten", "statistics-forgotten", doubtful=True)
+stuck_statistics = One("diagnosis.outputs.unrepeated:stuck", "statistics-forgotten", doubtful=True)
 growing_statistics = One("diagnosis.outputs.modes:growing", "statistics-grow")
 needs_graph = One("diagnosis.outputs.switches:needs_graph", "needs-gradients", doubtful=True)
 differs_by_graph = One(

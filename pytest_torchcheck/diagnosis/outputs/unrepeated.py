@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ... import sources
 from ...explanation import counted, on_line
 from ...findings import Culprit, Finding
+from ...objects.peek import names_in
 from ...record.tracing import first_difference
 from ...runs.repeats import asked, built
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ...subject import Subject
 
@@ -122,4 +125,45 @@ def forgotten(subject: Subject, kept: Mapping[str, float]) -> Finding:
         because="torch computes running = (1 - momentum) * running + momentum * batch; other frameworks have "
         "it the other way round",
         fix=f"write momentum={1 - momentum:.3g}{on_line(place)}",
+    )
+
+
+def stuck(subject: Subject, initial: Sequence[bool]) -> Finding:
+    """Explain norms of each batch in training whose statistics for evaluation no batch moves.
+
+    Args:
+        subject: Whose model.
+        initial: For each of them, whether its running means are zeros: others may have been loaded, to stay.
+    """
+    named = {
+        name or type(module).__name__: module for name, module in subject.model.named_modules()
+    }
+    still = [
+        name
+        for name, module in named.items()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum == 0
+    ]
+    names = still or [
+        name
+        for name, module in named.items()
+        if type(module).__module__.partition(".")[0] != "torch"
+        and any("batch_norm" in names_in(value) for value in vars(type(module)).values())
+    ]
+    own = sources.search(type(named[names[0]]), r"batch_norm\(") if names and not still else None
+    place = sources.of_parameter(subject.model, names[0]) if still else own
+    make = violated if any(initial) else suspicious
+    return make(
+        "statistics-forgotten",
+        f"no training forward moves the running statistics of {names_text(names)}, which evaluation uses",
+        culprits=[Culprit("module", one, "keeps no statistics", place) for one in names],
+        location=place,
+        observed=f"{counted(len(initial), 'norm')} normalised by the batch in training; in evaluation each was given the "
+        "same mean and variance before a training forward and after it",
+        cause="momentum=0 gives a new batch no weight"
+        if still
+        else "the call updates copies of the statistics, which are dropped",
+        because="the statistics were read at each call of F.batch_norm",
+        fix=f"write momentum=0.1{on_line(place)}"
+        if still
+        else "give F.batch_norm the buffers themselves, or copy what it updated back to them",
     )

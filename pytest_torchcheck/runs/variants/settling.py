@@ -281,6 +281,64 @@ def _ratio(states: list[torch.Tensor]) -> float | None:
     return ratio if error <= _LINEAR or abs(ratio) < _LINEAR else None
 
 
+class _Norms(Observer):
+    """Keeps the statistics that each call of ``F.batch_norm`` was given, and whether it is in training."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[torch.Tensor, bool]] = []
+
+    def around(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run one call."""
+        given = _given_to_norm(func, args, kwargs)
+        if (mean := given.get("running_mean")) is not None and not mean.is_meta:
+            both = torch.stack([mean.detach(), given["running_var"].detach()])
+            self.calls.append((both, bool(given.get("training"))))
+        return func(*args, **kwargs)
+
+
+def stuck_norms(subject: Subject) -> list[bool]:
+    """Return the norms that training computes of each batch, and evaluation of statistics that no batch moves.
+
+    For each of them, whether its running means are zeros, as they are made.
+
+    Cost: nothing unless a norm of torch has ``momentum=0``, or a class of the model's own calls ``batch_norm``;
+    else 3 forwards.
+
+    Raises:
+        SubjectError: The model raised.
+    """
+    if not subject.has_modes or not any(map(_may_be_stuck, subject.model.modules())):
+        return []
+    runs: list[list[tuple[torch.Tensor, bool]]] = []
+    with subject.pristine() as model, torch.no_grad():
+        for train in (False, True, False):
+            model.train(train)
+            seed_everything(subject.seed)
+            with (norms := _Norms()):
+                subject.call(model, subject.batch().clone())
+            runs.append(norms.calls)
+    if len(set(map(len, runs))) > 1:
+        return []
+    return [
+        not bool(before[0].any())
+        for (before, evaluates), (_, trains), (after, _) in zip(*runs, strict=True)
+        if trains and not evaluates and trees.same(before, after)
+    ]
+
+
+def _may_be_stuck(module: nn.Module) -> bool:
+    if isinstance(module, torch.nn.modules.batchnorm._NormBase):
+        return module.running_mean is not None and module.momentum == 0
+    own = [
+        cls
+        for cls in type(module).__mro__
+        if cls.__module__.partition(".")[0] not in ("torch", "builtins")
+    ]
+    return any("batch_norm" in names_in(value) for cls in own for value in vars(cls).values())
+
+
 class Quiet(Observer):
     """Lets the functions of torch that behave otherwise in training do what they do in evaluation."""
 
@@ -294,11 +352,19 @@ class Quiet(Observer):
         if name == "scaled_dot_product_attention":
             kwargs = {**kwargs, "dropout_p": 0.0}
             args = args[:4]
-        elif name == "batch_norm" and getattr(func, "__module__", "") == "torch.nn.functional":
-            given = dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
-            if given.get("running_mean") is not None:
-                return func(**{**given, "training": False})
+        elif (given := _given_to_norm(func, args, kwargs)).get("running_mean") is not None:
+            return func(**{**given, "training": False})
         return func(*args, **kwargs)
+
+
+def _given_to_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of ``F.batch_norm`` by name; nothing of another call."""
+    if (getattr(func, "__module__", ""), getattr(func, "__name__", "")) != _NORM:
+        return {}
+    return dict(zip(_BATCH_NORM, args, strict=False)) | kwargs
+
+
+_NORM = ("torch.nn.functional", "batch_norm")
 
 
 _BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")  # fmt: skip

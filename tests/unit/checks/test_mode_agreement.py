@@ -345,3 +345,56 @@ def test_running_statistics_that_keep_a_tenth_are_told(momentum, told):
     report = Contract(model=model, inputs="B 1 8 8", sizes={"B": 4}).check(["mode-agreement"])
     wrong = [f for f in report.findings if f.status == "suspicious"]
     assert [f.code for f in wrong] == ["statistics-forgotten"] * told
+
+
+class Whitened(nn.Module):
+    """Normalises by ``F.batch_norm`` with statistics of its own, which it may never see again."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.body, self.how = nn.Conv1d(2, 6, 3), how
+        self.register_buffer("average", torch.zeros(6))
+        self.spread = torch.ones(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.body(x)
+        mean, var = self.average, self.spread
+        if self.how != "in place":
+            mean, var = mean + 0, var + 0
+        learns = self.training or self.how == "always"
+        h = F.batch_norm(h, mean, var, training=learns, momentum=0.2)
+        if self.training and self.how == "copied":
+            self.average = mean.detach()
+            self.spread = var.detach()
+        return h.amax(2)
+
+
+def still(momentum: float | None, *, loaded: bool = False) -> nn.Module:
+    norm = nn.BatchNorm2d(4, momentum=momentum)
+    if loaded:
+        nn.init.normal_(norm.running_mean)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(64, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "status"),
+    [
+        (lambda: Whitened("dropped"), "B 2 7", "violated"),
+        (lambda: Whitened("in place"), "B 2 7", ""),
+        (lambda: Whitened("copied"), "B 2 7", ""),
+        (lambda: Whitened("always"), "B 2 7", ""),
+        (lambda: still(0.0), "B 1 6 6", "violated"),
+        (lambda: still(0.0, loaded=True), "B 1 6 6", "suspicious"),
+        (lambda: still(None), "B 1 6 6", ""),
+        (lambda: still(0.01), "B 1 6 6", ""),
+    ],
+    ids=["dropped", "in place", "copied", "always", "no momentum", "loaded", "cumulative", "slow"],
+)
+def test_statistics_that_no_batch_moves(model: Any, inputs: str, status: str) -> None:
+    contract = Contract(
+        model=model, inputs=inputs, targets="B", loss=lambda o, _: o.square().mean()
+    )
+    found = [
+        f for f in contract.check(["mode-agreement"]).findings if f.code == "statistics-forgotten"
+    ]
+    assert [f.status for f in found] == ([status] if status else [])
