@@ -18,6 +18,7 @@ from ...subject.gradients import clear_gradients, gradient_stats
 from ...subject.optimizers import optimizers_of, schedulers_of
 from ...subject.remembered import remembered
 from .few import later_batch, seed_of
+from .left import has_counted
 from .strides import Strides
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from ...batches import Batch
     from ...subject import Subject
+    from ...subject.gradients import GradStat
     from .steps import Trajectory
 
 MANY: Final = 12
@@ -45,10 +47,14 @@ def stops_training(subject: Subject) -> tuple[str, ...]:
     first = subject.gradients().stats
     faint = _faint(subject)
     try:
-        with after_many(subject) as model:
-            seed_everything(subject.seed)
-            subject.passes(model, subject.batch().clone())
-            now = gradient_stats(model)
+        with _after_steps(subject) as model:
+            seen = []
+            for _ in ("the weights that the steps left", "the first ones"):
+                clear_gradients(model)
+                seed_everything(subject.seed)
+                subject.passes(model, subject.batch().clone())
+                seen.append(gradient_stats(model))
+                _restart(subject, model)
             trained = {n for n, p in model.named_parameters() if p.requires_grad}
     except SubjectError:
         return ()  # what raises is explained by others
@@ -58,32 +64,43 @@ def stops_training(subject: Subject) -> tuple[str, ...]:
         if stat.kind == "live"
         and stat.norm > faint
         and name in trained
-        and name in now
-        and (now[name].kind in ("none", "zero") or now[name].norm < _GONE * stat.norm)
+        and all(name in now and _is_gone(now[name], stat) for now in seen)
     )
+
+
+def _is_gone(now: GradStat, first: GradStat) -> bool:
+    return now.kind in ("none", "zero") or now.norm < _GONE * first.norm
 
 
 @contextlib.contextmanager
 def after_many(subject: Subject) -> Iterator[nn.Module]:
     """Give the model after some steps, with its first weights and statistics put back."""
+    with _after_steps(subject) as model:
+        _restart(subject, model)
+        yield model
+
+
+@contextlib.contextmanager
+def _after_steps(subject: Subject) -> Iterator[nn.Module]:
     with subject.pristine(steps=True, train=True, seeded=True) as model:
         optimizer = subject.make_optimizer(model)
         batch = later_batch(subject, few=True)
         for step in range(MANY):
             seed_everything(seed_of(subject, step))
             subject.train_step(model, optimizer, batch.clone())
-        _restart(subject, model)
+        model.train()
         yield model
 
 
 def _restart(subject: Subject, model: nn.Module) -> None:
-    """Put back the first weights and statistics, and nothing else that steps have changed."""
-    model.train()
+    """Put back the first weights and statistics, and nothing else that steps have changed: no count of calls."""
     clear_gradients(model)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             then = subject.state.original(tensor)
-            if then is not None and tensor.is_floating_point() and then.shape == tensor.shape:
+            if then is None or then.shape != tensor.shape or has_counted(then, tensor):
+                continue
+            if tensor.is_floating_point() or tensor.numel() == 1:
                 tensor.copy_(then)
 
 

@@ -52,7 +52,7 @@ class Left:
         overwritten: Parameters to which a training forward gives values that do not depend on theirs.
         stale: Entries of ``state_dict()`` that are what they were before the steps, unlike their parameters.
         kept: Attributes that the steps bind, write to or lengthen.
-        numbers: Those of ``kept`` that are numbers, and numbers that the user's functions keep.
+        numbers: Those of ``kept`` that are numbers, buffers that count, and numbers that the user's functions keep.
         rests: Whether some step after the first moves nothing.
         remembered: Outputs in evaluation mode that depend on ``kept``.
         by: Those of ``kept`` on which they depend.
@@ -99,6 +99,7 @@ class Leaving:
         self._before = {n: m for n, m in kept.items() if n not in buffers}
         self._values = kept_values(model, self._before)
         self._numbers = numbers_of(subject)
+        self._scalars = _scalars(model)
         self._returned: tuple[str, ...] | None = None  # not seen
         self._written: tuple[str, ...] = ()
         self._updated: dict[str, int | None] = {}  # how often each had been written to by then
@@ -128,6 +129,10 @@ class Leaving:
             n
             for n, value in kept_values(model, kept).items()
             if isinstance(value, int | float) and n in self._values
+        )
+        scalars = _scalars(model).items()
+        numbers += tuple(
+            n for n, t in scalars if n in self._scalars and has_counted(self._scalars[n], t)
         )
         counted = numbers_of(self._subject)
         numbers += tuple(n for n, value in counted.items() if self._numbers.get(n) != value)
@@ -242,6 +247,25 @@ class Leaving:
             if trees.same(value.to(then.device, then.dtype), then):
                 found.append(name)
         return tuple(found)
+
+
+def _scalars(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of the buffers of one number, those of torch's own modules aside: they count batches."""
+    return {
+        f"{prefix}.{name}".lstrip("."): buffer.detach().clone()
+        for prefix, module in model.named_modules()
+        if sources.is_own_class(type(module))
+        for name, buffer in module.named_buffers(recurse=False)
+        if buffer.numel() == 1 and not buffer.is_complex() and not buffer.is_meta
+    }
+
+
+def has_counted(before: torch.Tensor, now: torch.Tensor) -> bool:
+    """Say whether a single number has gone from one whole number to another, by more than a flag does."""
+    if before.numel() != 1 or now.numel() != 1 or before.is_complex():
+        return False
+    first, last = float(before), float(now)
+    return first.is_integer() and last.is_integer() and abs(last - first) > 1
 
 
 def _saves_itself(model: nn.Module) -> bool:

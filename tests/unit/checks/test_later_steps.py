@@ -151,3 +151,38 @@ def test_a_stem_that_train_freezes(make, step, found):
     assert [f.code for f in told_] == ["frozen-by-train"] * found
     # this file calls train() elsewhere: another loop may do so before the first step
     assert all(f.status == "suspicious" for f in told_)
+
+
+class Ages(nn.Module):
+    """Counts its training forwards in a buffer, which says how much of a branch is used."""
+
+    def __init__(self, how, start=0.0):
+        super().__init__()
+        self.trunk, self.branch, self.how = nn.Linear(5, 3), nn.Linear(5, 3), how
+        self.register_buffer("age", torch.full((1,), start))
+        self.register_buffer("ready", torch.zeros((), dtype=torch.bool))
+        self.scale = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        if self.training:
+            self.age.add_(1)
+        if self.how == "retires":
+            return self.trunk(x) + self.branch(x) * (3 - self.age).clamp(min=0.0, max=1.0)
+        if self.how == "ramps":
+            return self.trunk(x) + self.branch(x) * (self.age / 5).tanh()
+        if not self.ready:  # scaled by the first batch
+            self.ready.fill_(True)
+            with torch.no_grad():
+                self.scale.copy_(1 / (self.trunk(x).std(0) + 0.1))
+        return self.scale * self.trunk(x) + self.branch(x)
+
+
+@pytest.mark.parametrize(("how", "start"), [("retires", 0.0), ("ramps", 0.0), ("starts", 5.0)])
+def test_a_count_that_a_buffer_keeps_is_no_statistic(how, start):
+    found = told(lambda: Ages(how, start), "repeatable-steps")
+    if how != "retires":
+        assert not found
+        return
+    assert [(f.status, f.code) for f in found] == [("violated", "weight-stops")]
+    assert {"branch.weight", "branch.bias"} == set(found[0].evidence["parameters"])
+    assert "age" in found[0].cause
