@@ -186,7 +186,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     if base is None or again is None or not base.finite or base.value != again.value:
         yield inconclusive("the loss has no finite gradient that repeats with the same seed")
         return
-    if (suited := one_for_all(loss, base)) is not None:
+    if (suited := one_for_all(loss, base, _classes(subject, loss))) is not None:
         yield explain.one_suits_all(subject, suited)
         return
     axes = subject.source.axes(symbol)
@@ -207,6 +207,12 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         yield explain.unpaired(subject, loss, list(loss.targets()))
     else:
         yield inconclusive("no change of one sample's target changed the gradient of the loss")
+
+
+def _classes(subject: Subject, loss: LossOfOutput) -> dict[str, int]:
+    """Return how many classes labels may be of, where any of them may be drawn."""
+    specs = () if loss.batch.origin == "real" else subject.source.specs.items()
+    return {path: spec.classes for path, spec in specs if isinstance(spec, Labels)}
 
 
 def _deaf(loss: LossOfOutput, base: Slopes) -> Deaf | None:

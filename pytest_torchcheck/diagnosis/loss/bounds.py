@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
+from ...explanation import listed
 from ...findings import Culprit, Finding, Location
 from ...probes.recorded.operations import aligned, record
 from ...sources.edits import submodule
@@ -101,18 +102,22 @@ def _falling_term(
 
 def one_suits_all(subject: Subject, found: Suited) -> Finding:
     """Explain a loss that is at its lowest for one output, whatever the labels are."""
-    place = loss_line(subject)
+    place, idle = loss_line(subject), listed([str(label) for label in found.idle])
+    several = len(found.idle) > 1
     return violated(
         "targets-ignored",
-        f"one {found.path} for all samples brings the loss to its floor: labels of {found.idle} have no part in it",
-        culprits=[
-            Culprit("target", found.target, f"has no effect where it is {found.idle}", place)
-        ],
-        observed=f"the loss is {found.before:.4g} as the model is, and {found.after:.2g} for one number in every entry",
-        cause=f"the weight of a label is the label itself, or a mask drops all that are {found.idle}",
-        because=f"the gradient is exactly 0 at every label of {found.idle}, which are {found.share:.0%} of the labels",
-        fix=f"give labels of {found.idle} a weight above 0; pos_weight= weighs the others against them",
-        evidence={"idle": found.idle},
+        f"one {found.path} for all samples brings the loss to its floor: labels of {idle} have no part in it",
+        culprits=[Culprit("target", found.target, f"has no effect where it is {idle}", place)],
+        observed=f"the loss is {found.before:.4g} as the model is, and {found.after:.2g} for "
+        + ("the scores of one class everywhere" if several else "one number in every entry"),
+        cause="the weights of all classes but one are 0, or a mask drops their samples"
+        if several
+        else f"the weight of a label is the label itself, or a mask drops all that are {idle}",
+        because=f"the gradient is exactly 0 at every label of {idle}, which are {found.share:.0%} of the labels",
+        fix="give every class a weight above 0"
+        if several
+        else f"give labels of {idle} a weight above 0; pos_weight= weighs the others against them",
+        evidence={"idle": list(found.idle)},
     )
 
 
