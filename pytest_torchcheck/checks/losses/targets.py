@@ -18,6 +18,7 @@ from ...probes.loss.pulls import (
     Pulls,
     chosen_by_loss,
     interchangeable,
+    is_unpaired,
     pulls_of,
     two_groups,
 )
@@ -193,7 +194,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     findings, seen, beyond = _pulled(subject, loss, base, axes, size)
     elsewhere = all(finding.code == "target-of-another-sample" for finding in findings)
     whole = size < 3 or not loss.targets().keys() <= axes.keys()  # what else may move is not known
-    paired = whole or not elsewhere or not _interchangeable(loss, base, axes)
+    paired = whole or not elsewhere or not is_unpaired(loss, base, axes)
     if findings and paired:
         yield from findings
     elif seen and paired:
@@ -235,18 +236,6 @@ def _pulled(
         beyond += min(sum(map(_is_shared, pulls.values())) for pulls in ways)
         findings += [explained() for explained in min(judged, key=len)]
     return findings, seen, beyond
-
-
-def _interchangeable(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> bool:
-    """Say whether targets may change places, also where outputs are spread: an absolute error is linear beside them."""
-    if not interchangeable(loss, base, axes):
-        return False
-    spread = loss.spread()
-    try:
-        wide = spread.slopes()
-    except SubjectError:
-        return False
-    return wide is not None and wide.finite and interchangeable(spread, wide, axes)
 
 
 def _of_own_loss(subject: Subject, otherwise: str) -> Iterator[Finding]:

@@ -168,6 +168,18 @@ def interchangeable(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> b
     return True
 
 
+def is_unpaired(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> bool:
+    """Say whether targets may change places, also where outputs are spread: an absolute error is linear beside them."""
+    if not interchangeable(loss, base, axes):
+        return False
+    spread = loss.spread()
+    try:
+        wide = spread.slopes()
+    except SubjectError:
+        return False
+    return wide is not None and wide.finite and interchangeable(spread, wide, axes)
+
+
 def _exchanged(batch: Batch, others: dict[int, torch.Tensor]) -> Batch:
     return batch.map(lambda _, leaf: others.get(id(leaf), leaf))
 
