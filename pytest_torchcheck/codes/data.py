@@ -17,6 +17,7 @@ last_batch_wrong = Each(
     "data.explaining.order:last_batch_wrong", "evaluation-drops-samples loader-empty"
 )
 nearly_leaked = One("data.explaining.order:nearly_leaked", "split-near")
+scaled_apart = One("data.relations.split_scales:told", "split-scale", doubtful=True)
 leaked = One("data.explaining.order:leaked", "split-overlap", doubtful=True)
 never_drawn = One("data.relations.never_drawn:samples_never_drawn", "samples-never-drawn")
 order_wrong = Each(

@@ -29,6 +29,7 @@ from ...data.relations import confused_samples as confusing
 from ...data.relations import kept_draws as keeping
 from ...data.relations import replayed_draws as replaying
 from ...data.relations.near_samples import near_samples
+from ...data.relations.split_scales import scaled_apart
 from ...data.validity import Survey, survey
 from ...objects.peek import attribute
 from ...specs import Labels, as_spec_tree
@@ -348,17 +349,13 @@ def _declared_labels(subject: Subject, part: Part) -> tuple[int | None, int, boo
     named = attribute(part.dataset, "classes")
     classes = len(named) if isinstance(named, list | tuple) and named else None
     if len(spec) == 1 and isinstance(spec[0], Labels):
-        return (
-            spec[0].classes,
-            _IGNORED if spec[0].ignore_index is None else spec[0].ignore_index,
-            False,
-        )
+        ignored = spec[0].ignore_index
+        return spec[0].classes, _IGNORED if ignored is None else ignored, False
     if not _has_targets(subject):
         return classes, _IGNORED, None
     targets = subject.batch().targets
-    if not isinstance(targets, torch.Tensor):
-        return classes, _IGNORED, None
-    return classes, _IGNORED, targets.is_floating_point()
+    known = isinstance(targets, torch.Tensor)
+    return classes, _IGNORED, targets.is_floating_point() if known else None
 
 
 def split_hygiene(subject: Subject) -> Iterator[Finding]:
@@ -367,10 +364,10 @@ def split_hygiene(subject: Subject) -> Iterator[Finding]:
     Samples of one split that lie fifty times as near to one of the other, with the same target, as
     samples of the other lie to each other are the same samples with a little noise. So are windows
     of one series of which both halves, what follows them included, stand within windows of the other split.
+    Values that are fifty times as large in one split, sample by sample, are suspicious.
     """
     parts = data_parts(subject)
-    splits_ = [part for part in parts if part.is_map_style]
-    if len(splits_) < 2:
+    if len(splits_ := [part for part in parts if part.is_map_style]) < 2:
         streams = ", ".join(part.role for part in parts if not part.is_map_style)
         yield not_applicable(
             'the contract declares one dataset; give {"train": ..., "eval": ...} to compare splits'
@@ -378,12 +375,17 @@ def split_hygiene(subject: Subject) -> Iterator[Finding]:
             else f"samples cannot be compared by their index: {streams} is a stream"
         )
         return
+    read = {one.part.role: one for one in surveys(subject)}
     for first, second in itertools.combinations(splits_, 2):
         found = in_data(splits.overlap, first, second, seed=subject.seed)
-        if found is None:
-            yield inconclusive(f"{first.role} and {second.role} hold nothing that can be compared")
-        elif found.shared:
+        both = read[first.role], read[second.role]
+        scales = scaled_apart(*both)
+        if found is not None and found.shared:
             yield explain.leaked(first, second, found, subject.contract.location)
+        elif scales is not None:
+            yield explain.scaled_apart(*both, scales, subject.contract.location)
+        elif found is None:
+            yield inconclusive(f"{first.role} and {second.role} hold nothing that can be compared")
         elif not found.random and (near := in_data(near_samples, first, second, seed=subject.seed)):
             yield explain.nearly_leaked(first, second, near, subject.contract.location)
         elif found.random or not found.is_complete:
@@ -393,6 +395,5 @@ def split_hygiene(subject: Subject) -> Iterator[Finding]:
                 f"{found.compared[0]} of {found.total[0]} with {found.compared[1]} of {found.total[1]}"
             )
         else:
-            yield passed(
-                f"{found.total[0]} samples of {first.role} and {found.total[1]} of {second.role}: none shared"
-            )
+            one, other = found.total
+            yield passed(f"{one} samples of {first.role} and {other} of {second.role}: none shared")
