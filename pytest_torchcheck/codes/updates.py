@@ -31,6 +31,7 @@ stops_training = One("diagnosis.training.lasting:stops_training", "weight-stops"
 uncounted = One("diagnosis.training.untaught:uncounted", "steps-not-counted")
 untaught = One("diagnosis.training.untaught:untaught", "weight-untaught")
 late_inputs = One("diagnosis.training.lasting:late_inputs", "batch-unused")
+undone_by_step = One("diagnosis.training.lasting:undone_by_step", "weight-put-back")
 undone = One("diagnosis.training.lasting:undone", "weight-put-back")
 unused_call = One("diagnosis.training.lasting:unused_call", "batch-unused")
 

@@ -389,11 +389,11 @@ def lasting(subject: Subject, made: Trajectory) -> Iterator[Finding]:
         yield explain.stale_copy(subject, stale)
     if left.numbers and (names := stops_training(subject)):
         yield explain.stops_training(subject, list(names), left.numbers)
-    idle = left.numbers or left.rests
-    if subject.contract.train_step is not None and subject.kernel_exact and idle:
-        call = unused_call(subject)
-        if call is not None:
-            yield explain.unused_call(subject, call, left.numbers)
+    own = subject.contract.train_step is not None and subject.kernel_exact
+    if own and left.undone and made.losses[left.undone - 1] <= made.losses[left.undone - 2]:
+        yield explain.undone_by_step(subject, left.undone)
+    elif own and (left.numbers or left.rests) and (call := unused_call(subject)) is not None:
+        yield explain.unused_call(subject, call, left.numbers)
     if left.holds_inputs and subject.kernel_exact and inputs_late(subject):
         yield explain.late_inputs(subject)
     if left.rewritten and (shares := taken_back(subject)) is not None:

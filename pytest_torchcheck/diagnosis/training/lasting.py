@@ -248,6 +248,22 @@ def undone(subject: Subject, names: list[str], after: int) -> Finding:
     )
 
 
+def undone_by_step(subject: Subject, after: int) -> Finding:
+    """Explain a training step that takes earlier updates back."""
+    step = subject.contract.train_step
+    place = None if step is None else sources.of_object(step)
+    return violated(
+        "weight-put-back",
+        f"call {after} of the training step sets the parameters back to values from before earlier calls",
+        culprits=[Culprit("call", "train_step", "undoes updates", place)],
+        location=place,
+        observed=f"after {after} calls every parameter is bit-equal to what it was before an earlier one, which moved it",
+        cause="the step writes values that it kept over what was learned since",
+        because="the loss did not rise from the call before to this one: nothing had to be taken back",
+        fix="keep what is learned; write kept values back only where an update is rejected",
+    )
+
+
 def late_inputs(subject: Subject) -> Finding:
     """Explain a step that trains the targets of one batch on the inputs of an earlier one."""
     step = subject.contract.train_step

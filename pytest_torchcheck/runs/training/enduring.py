@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -194,7 +195,8 @@ def _parallel(a: torch.Tensor, b: torch.Tensor) -> bool:
 def unused_call(subject: Subject) -> int | None:
     """Return a call of the step whose gradient is dropped: it moves nothing, and nothing later depends on its batch.
 
-    A step that accumulates moves nothing either, but its later steps depend on the batch.
+    A step that accumulates moves nothing either, but its later steps depend on the batch. Where no later call moves
+    anything, more calls have come to rest than have ever waited for one that moves, and none keeps its gradient.
     """
     batch, other = subject.batch(), _first_alone(subject)
     if other is None:
@@ -202,18 +204,24 @@ def unused_call(subject: Subject) -> int | None:
     try:
         base = list(_calls(subject, [batch] * MANY))
         weights = [state[0] for state in base]
+        if len(base) < MANY:
+            return None
+        rests = [k for k in range(1, MANY) if same_results(weights[k], weights[k - 1])]
         idle = [
             k
-            for k in range(1, MANY - 2)
-            if same_results(weights[k], weights[k - 1])
-            and base[k][1]
-            and all(bool(torch.isfinite(g).all()) for g in base[k][1].values())
-            and any(not same_results(weights[j], weights[k]) for j in range(k + 1, MANY))
+            for k in rests
+            if base[k][1] and all(bool(torch.isfinite(g).all()) for g in base[k][1].values())
         ]
-        for k in idle[:1]:
+        moving = [k for k in range(1, MANY) if k not in rests]
+        last = max(moving, default=0)
+        waited = max((b - a for a, b in itertools.pairwise((0, *moving))), default=MANY)
+        ended = last + 1 in idle and MANY - 1 - last > waited
+        for k in [k for k in idle if k < min(last, MANY - 2)][:1] or [last + 1] * ended:
             tried = list(_calls(subject, [other if n == k else batch for n in range(MANY)]))
             if same_results(tried[k][1], base[k][1]) or not same_results(tried[k][0], weights[k]):
                 return None  # it reads nothing, or it is the data that decide
+            if k > last and not same_results(tried[k + 1][1], base[k + 1][1]):
+                return None  # the gradient is kept for a later call
             if same_results(tried[-1][0], weights[-1]):
                 return k
     except SubjectError:
@@ -289,6 +297,9 @@ def _calls(subject: Subject, batches: list[Batch]) -> Iterator[tuple[_Tensors, _
                 arrived.clear()
                 seed_everything(seed_of(subject, step))
                 subject.train_step(model, optimizer, batch.clone())
+                groups = [g for o in optimizers_of(optimizer) for g in o.param_groups]
+                if groups and all(g.get("lr") == 0 for g in groups):
+                    return  # a schedule has ended
                 yield {n: p.detach().clone() for n, p in model.named_parameters()}, dict(arrived)
 
 

@@ -54,6 +54,7 @@ class Left:
         kept: Attributes that the steps bind, write to or lengthen.
         numbers: Those of ``kept`` that are numbers, buffers that count, and numbers that the user's functions keep.
         rests: Whether some step after the first moves nothing.
+        undone: The step, from 1, after which the weights are those of an earlier one again; 0 for none.
         remembered: Outputs in evaluation mode that depend on ``kept``.
         by: Those of ``kept`` on which they depend.
         uncopied: The code of a copy of the trained model that computes something else; empty where none does.
@@ -71,6 +72,7 @@ class Left:
     kept: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     rests: bool = False
+    undone: int = 0
     remembered: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
     uncopied: str = ""
@@ -98,12 +100,13 @@ class Leaving:
         kept = {} if scripted else marks(model)
         self._before = {n: m for n, m in kept.items() if n not in buffers}
         self._values = kept_values(model, self._before)
-        self._numbers = numbers_of(subject)
+        self._optimizers = list(optimizers)
+        self._numbers = numbers_of(subject) | _numbers_on(self._optimizers)
         self._scalars = _scalars(model)
         self._returned: tuple[str, ...] | None = None  # not seen
         self._written: tuple[str, ...] = ()
         self._updated: dict[str, int | None] = {}  # how often each had been written to by then
-        for optimizer in optimizers if subject.contract.train_step is not None else ():
+        for optimizer in self._optimizers if subject.contract.train_step is not None else ():
             optimizer.register_step_post_hook(self._after_update)
         if _saves_itself(model):
             _saved(model)  # as a first checkpoint does
@@ -134,7 +137,7 @@ class Leaving:
         numbers += tuple(
             n for n, t in scalars if n in self._scalars and has_counted(self._scalars[n], t)
         )
-        counted = numbers_of(self._subject)
+        counted = numbers_of(self._subject) | _numbers_on(self._optimizers)
         numbers += tuple(n for n, value in counted.items() if self._numbers.get(n) != value)
         stale = self._stale() if _saves_itself(model) else ()
         put_back: tuple[str, ...] = ()
@@ -153,7 +156,7 @@ class Leaving:
         return Left(
             fading=self.strides.fading(), decaying=decaying, put_back=put_back, overwritten=overwritten,
             stale=stale, kept=kept, numbers=numbers, remembered=remembered, by=by,
-            rests=self.strides.rests(), uncopied=uncopied,
+            rests=self.strides.rests(), undone=self.strides.undone(), uncopied=uncopied,
             holds_inputs=self._holds_inputs(batch), rewritten=rewritten and bool(self._updated),
             follows=self.strides.moved_freely(decaying) if decaying else {},
             resolutions={n: self.strides.resolution(n) for n in decaying},
@@ -305,6 +308,16 @@ def numbers_of(subject: Subject) -> dict[str, float]:
         for name, value in _entries(held):
             found[f"{function.__qualname__}.{name}"] = value
     return found
+
+
+def _numbers_on(optimizers: list[torch.optim.Optimizer]) -> dict[str, float]:
+    """Return the numbers that a user's step has put on optimizers, or a class of theirs keeps."""
+    return {
+        f"optimizer.{name}": value
+        for optimizer in optimizers
+        for name, value in vars(optimizer).items()
+        if isinstance(value, int | float) and not name.startswith("_")
+    }
 
 
 def _entries(held: dict[str, Any]) -> Iterator[tuple[str, float]]:

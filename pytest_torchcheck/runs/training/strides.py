@@ -92,6 +92,19 @@ class Strides:
         moves = [self.moves(name) for name in self._at[0]]
         return any(not any(row) for row in list(zip(*moves, strict=True))[1:])
 
+    def undone(self) -> int:
+        """Return the step, from 1, after which all is bit by bit what it was before the step before it; 0 for none."""
+        for later in range(2, len(self._at)):
+            now = self._at[later]
+            for then, between in itertools.pairwise(self._at[:later]):
+                same = now.keys() == then.keys() == between.keys() and all(
+                    torch.equal(now[n], then[n]) for n in now
+                )
+                moved = sum(int((then[n] != between[n]).sum()) for n in now) if same else 0
+                if moved > _MOST // 4:
+                    return later
+        return 0
+
     def decaying(self) -> tuple[str, ...]:
         """Return what each step does nothing to but multiply it by one number."""
         return tuple(n for n in self._at[0] if self.moves(n) and all(self._scaled(n)))

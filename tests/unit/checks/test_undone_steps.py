@@ -71,3 +71,46 @@ def test_what_steps_learn_stays(kind: Any, *, red: bool) -> None:
         optimizer=lambda model: kind(model.parameters()),
     ).check(["weights-update"])  # fmt: skip
     assert ("weight-put-back" in {f.code for f in report.findings}) is red
+
+
+class _Step:
+    """A training step of one's own, which does something else in some of its calls."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __call__(self, model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+        optimizer.calls = calls = getattr(optimizer, "calls", 0) + 1
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        optimizer.kept = kept = getattr(optimizer, "kept", before)
+        loss = nn.functional.mse_loss(model(*inputs), targets)
+        (loss / 8 if self.how == "accumulates" else loss).backward()
+        if self.how == "accumulates" and calls % 7:
+            return loss.detach()
+        if not (self.how == "tires" and calls > 4):
+            optimizer.step()
+        optimizer.zero_grad()
+        if (self.how == "returns" and calls == 2) or (self.how == "rejects" and loss > 1e3):
+            model.load_state_dict(kept, strict=False)
+        return loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("returns", "weight-put-back"),
+        ("tires", "batch-unused"),
+        ("accumulates", None),
+        ("rejects", None),
+        ("plain", None),
+    ],
+)
+def test_a_step_keeps_what_it_has_learned(how: str, code: str | None) -> None:
+    g = torch.Generator().manual_seed(4)
+    report = Contract(
+        model=lambda: nn.Sequential(nn.Linear(5, 9), nn.SiLU(), nn.Linear(9, 2)),
+        batch=((torch.randn(6, 5, generator=g),), torch.randn(6, 2, generator=g)),
+        train_step=_Step(how),
+        optimizer=lambda model: torch.optim.RMSprop(model.parameters(), 1e-3),
+    ).check(["repeatable-steps"])
+    assert [f.code for f in report.findings if f.status != "passed"] == ([code] if code else [])
