@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from .. import sources
-from ..probes.recorded.watch import version_of
+from ..probes.recorded.watch import tensors_in, version_of
 from .naming import is_spent, iterator_lines, name_in, user_frame
 from .notes import Notes
 from .trace import Backward, Clip, Event
@@ -34,6 +34,7 @@ class GradientCalls(Notes):
         scale = self.scaled.get(id(roots[0]), 1.0)
         repeats = _within(roots, self.roots)
         args, kwargs = _amplified(roots, args, kwargs, self.amplify)
+        self.reached.clear()
         result = original(*args, **kwargs)
         place = len(self.events)
         create = bool(kwargs.get("create_graph") or (len(args) > 3 and args[3]))
@@ -73,11 +74,21 @@ class GradientCalls(Notes):
                 retained=retained,
                 moved=frozenset(moved),
                 rewritten=frozenset(rewritten),
+                through=frozenset(self.reached | self.unfollowed),
             )
         )
         if self.after_backward is not None:
             self.after_backward(self.model)
         return result
+
+    def follow_graph(self, output: Any) -> None:
+        """Note the forward that is about to become an event in each backward pass that goes through its outputs."""
+        place, reached = len(self.events), self.reached
+        nodes = {t.grad_fn for t in tensors_in(output) if t.grad_fn is not None}
+        for node in nodes:
+            node.register_prehook(lambda gradients: reached.add(place))
+        if not nodes:
+            self.unfollowed.add(place)
 
     def _zero_grad(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         thing = args[0]

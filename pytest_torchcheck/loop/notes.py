@@ -66,6 +66,8 @@ class Notes(StepWatch):
         self.losses: list[float] = []
         self.roots: list[tuple[int, Any]] = []
         self.gone_through: dict[int, list[Any]] = {}  # by place of a pass that kept its graph
+        self.reached: set[int] = set()  # places of forwards that the pass under way goes through
+        self.unfollowed: set[int] = set()  # those of forwards whose outputs show no graph
         self.pairs: list[dict[tuple[str, str], float]] = []
         self.pairs_of: Sequence[tuple[str, str]] = ()
         self.after_step: Callable[[int, nn.Module], None] | None = None

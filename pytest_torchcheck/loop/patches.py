@@ -31,7 +31,7 @@ def listening(
         tuple[tuple[Any, ...], dict[str, Any]] | None,
     ],
     before_forward: Callable[[torch.nn.Module], None] | None = None,
-    after_forward: Callable[[torch.nn.Module], None] | None = None,
+    after_forward: Callable[[torch.nn.Module, Any], None] | None = None,
 ) -> Iterator[None]:
     """Route the calls of a training step through handlers.
 
@@ -43,7 +43,7 @@ def listening(
         before_step: Called before every optimizer's step, whichever class it is of; returns other
             arguments or None.
         before_forward: Called before every module's forward.
-        after_forward: Called after it, also when it raised.
+        after_forward: Called after it with its output, also when it raised.
     """
     with contextlib.ExitStack() as stack:
         for kind, owner, name in _patched():
@@ -68,7 +68,7 @@ def listening(
             after = after_forward
             stack.callback(
                 torch_module.register_module_forward_hook(
-                    lambda module, args, out: after(module), always_call=True
+                    lambda module, args, out: after(module, out), always_call=True
                 ).remove
             )
         yield

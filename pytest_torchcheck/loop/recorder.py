@@ -289,7 +289,7 @@ class _Recorder(GradientCalls):
         )
         self._forward = (event, statistics)
 
-    def _after_forward(self, module: nn.Module) -> None:
+    def _after_forward(self, module: nn.Module, output: Any) -> None:
         self.depth["forward"] -= 1
         if self.depth["forward"] or self._forward is None:
             return
@@ -300,6 +300,8 @@ class _Recorder(GradientCalls):
             for name, buffer in module.named_buffers()
             if name in statistics and not torch.equal(buffer, statistics[name])
         )
+        if event.grad:
+            self.follow_graph(output)
         self.events.append(replace(event, statistics=moved))
 
 

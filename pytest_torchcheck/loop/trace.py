@@ -80,6 +80,8 @@ class Backward(Event):
             since then.
         rewritten: Parameters that an earlier pass of the same call reached too, and that something other than
             their optimizer had written to since then.
+        through: Places in :attr:`Trace.events` of the forwards whose graph it went through, and of those whose
+            outputs show no graph to follow.
     """
 
     leaf: bool
@@ -92,6 +94,7 @@ class Backward(Event):
     again: bool = False
     moved: frozenset[str] = frozenset()
     rewritten: frozenset[str] = frozenset()
+    through: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,13 +39,22 @@ def mode_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
 
 
 def training_forwards(trace: Trace) -> dict[int, list[Forward]]:
-    """Return the forwards with gradients on that come before the last backward of each call."""
+    """Return the forwards of each call that a backward pass goes through whose gradients a step applies.
+
+    One that only serves a gradient to the inputs, as an adversarial attack makes it, trains nothing. Where
+    the steps do not show which gradients they apply, every backward pass counts.
+    """
+    steps = trace.optimizer_steps()
+    applied = {place for step in steps for place in step.sources}
+    unknown = not applied or any(step.closure for step in steps)
     found: dict[int, list[Forward]] = {}
     for number in range(trace.steps + 1):
-        passes = [place for place, _ in trace.each(Backward, number)]
+        passes = [e for place, e in trace.each(Backward, number) if unknown or place in applied]
+        through = {place for one in passes for place in one.through}
         if passes:
-            forwards = trace.each(Forward, number)
-            found[number] = [e for place, e in forwards if e.grad and place < passes[-1]]
+            found[number] = [
+                e for place, e in trace.each(Forward, number) if e.grad and place in through
+            ]
     return found
 
 
