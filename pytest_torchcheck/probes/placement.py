@@ -42,7 +42,7 @@ device was
 
 _WHERE = {"device", "is_cuda", "is_cpu", "get_device"}
 _MOST = 64
-_LAYERS = os.path.join(os.path.dirname(torch.__file__), "nn") + os.sep
+_LAYERS = tuple(os.path.join(*torch.__path__[:1], name, "") for name in ("nn", "distributions"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +105,14 @@ class Placement:
         return later
 
 
-def _validates_arguments() -> bool:
-    """Say whether a distribution of torch is looking at its arguments: ``validate_args`` is on by default."""
+def _in_distribution() -> bool:
+    """Say whether a distribution of torch is at work: it looks at its arguments, and may draw until all are accepted."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(12):
         if frame is None:
             return False
-        if (
-            "validate_args" in frame.f_code.co_varnames
-            or frame.f_code.co_name == "_validate_sample"
-        ):
-            return str(frame.f_globals.get("__name__", "")).startswith("torch.distributions")
+        if str(frame.f_globals.get("__name__", "")).startswith("torch.distributions"):
+            return True
         frame = frame.f_back
     return False
 
@@ -139,6 +136,7 @@ class Pretend(Watch):
         self.found = Placement()
         self._moved: dict[int, weakref.ref[Tensor]] = {}
         self._stayed: dict[int, tuple[Tensor, Stray]] = {id(t): (t, s) for t, s in strays}
+        self._unsure: dict[int, weakref.ref[Tensor]] = {}  # made by torch, who knows where
         self._seen: set[tuple[Any, ...]] = set()
         self._transformed = False
         for tensor in (*model.parameters(), *model.buffers(), *inputs):
@@ -204,8 +202,7 @@ class Pretend(Watch):
         return {"device": PRETENDED, "is_cuda": True, "is_cpu": False, "get_device": 0}[name]
 
     def _is_moved(self, tensor: Tensor) -> bool:
-        known = self._moved.get(id(tensor))
-        return known is not None and known() is tensor
+        return _holds(self._moved, tensor)
 
     def _is_gradient(self, tensor: Tensor) -> bool:
         """Say whether the engine made a tensor in a backward, or gave one back that was saved for it.
@@ -250,7 +247,7 @@ class Pretend(Watch):
                 )
 
     def _sync(self, how: str) -> None:
-        if _validates_arguments():
+        if _in_distribution():
             return  # what torch does by default is no choice of the model's
         location = self.locate()
         key = ("sync", how, location)
@@ -265,6 +262,7 @@ class Pretend(Watch):
             and not tensor.requires_grad
             and not in_backward()
             and type(tensor) is Tensor
+            and not _holds(self._unsure, tensor)
             and not self._transformed  # vmap makes tensors that no call of torch returns
         )
 
@@ -294,6 +292,7 @@ class Pretend(Watch):
         if not outputs:
             return
         if asked == "unknown":
+            self._unsure.update((id(output), weakref.ref(output)) for output in outputs)
             return
         if asked == "moved":
             self._move(outputs)
@@ -339,13 +338,18 @@ class Pretend(Watch):
             self._moved.pop(id(output), None)
 
 
+def _holds(known: dict[int, weakref.ref[Tensor]], tensor: Tensor) -> bool:
+    found = known.get(id(tensor))
+    return found is not None and found() is tensor
+
+
 def _is_told(caller: str) -> bool:
-    """Say whether code in a file is told the pretended device: the user's, and the layers of torch.
+    """Say whether code in a file is told the pretended device: the user's, and torch's layers and distributions.
 
     Code that was written while the program runs (``<string>``) acts for whoever had it written.
     Other code of torch, as that of checkpointing and autocast, would look for a real GPU.
     """
-    return sources.rank(caller) > 0 or caller.startswith((_LAYERS, "<"))
+    return sources.rank(caller) > 0 or caller.startswith((*_LAYERS, "<"))
 
 
 def _stray(kind: StrayKind, name: str, tensor: Tensor, location: Location | None) -> Stray:

@@ -172,6 +172,30 @@ def test_a_position_table_indexed_by_a_cpu_range() -> None:
     assert find(lambda: Positions(device=True), "device-portability", IDS)[0].status == "passed"
 
 
+def _noisy(where: torch.device | None) -> Any:
+    def step(model: nn.Module, y: torch.Tensor) -> torch.Tensor:
+        low = torch.zeros(y.shape[-1], device=where or y.device)
+        return y * torch.distributions.Laplace(low, 1.0).rsample(y.shape[:1]) + (
+            torch.distributions.LogNormal(y, y.exp()).rsample()
+        )
+
+    return lambda: Net(step)
+
+
+def test_noise_of_a_distribution_is_where_its_parameters_are() -> None:
+    assert find(_noisy(None), "device-portability")[0].status == "passed"
+    found = only(find(_noisy(torch.device("cpu")), "device-portability"), "device-fixed")
+    assert found.location is not None
+    assert "torch.zeros" in found.location.text
+
+
+def test_rejection_sampling_of_torch_waits_for_no_device_of_the_model() -> None:
+    def step(model: nn.Module, y: torch.Tensor) -> torch.Tensor:
+        return y + torch.distributions.VonMises(y, y.exp()).sample()
+
+    assert find(lambda: Net(step), "device-portability")[0].status == "passed"
+
+
 @pytest.mark.parametrize("kind", ["plain", "moved", "buffer"])
 def test_a_constant_in_an_attribute(kind: str) -> None:
     found = find(lambda: Grid(kind), "device-portability")
