@@ -13,6 +13,7 @@ from ...objects import trees
 from ...probes.loss.arguments import Alignable, frames_left
 from ...probes.loss.own import labels_of
 from ...runs.losses.consumption import Consumed, evidence
+from ...runs.losses.first_class import without_zero
 from ...specs import Labels, Mask
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
@@ -117,14 +118,13 @@ def label_range(subject: Subject) -> Iterator[Finding]:
         yield explain.too_few_outputs(subject, classes, used)
     elif isinstance(classes, int) and classes < used.classes:
         yield from _larger_head(used, classes)
-    elif used.low >= 1 and used.counted >= 4 * used.classes:
+    elif (count := without_zero(subject, used)) >= 4 * used.classes:
         yield suspicious(
             "label-base",
-            f"class 0 never occurs among {used.counted} labels",
+            f"class 0 never occurs among {count} labels",
             observed=f"labels from {used.low} to {used.top}, {used.classes} classes",
             cause="the labels may start at one",
-            because=f"with {used.counted} labels over {used.classes} classes, 0 is expected to "
-            "occur",
+            because=f"with {count} labels over {used.classes} classes, 0 is expected to occur",
             fix="subtract one from the labels where they are read, if they start at one",
         )
     else:

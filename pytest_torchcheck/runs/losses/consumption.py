@@ -257,7 +257,11 @@ class LossSight:
 @remembered("loss")
 def evidence(subject: Subject) -> LossEvidence:
     """Watch one forward and its loss, with gradients to the outputs; cached."""
-    batch = subject.batch().clone()
+    return evidence_of(subject, subject.batch().clone())
+
+
+def evidence_of(subject: Subject, batch: Batch) -> LossEvidence:
+    """Watch one forward and the loss of a batch, which is not cloned."""
     with subject.pristine(train=True, seeded=True) as model, torch.enable_grad():
         sight = LossSight(subject, model, batch)
         with subject.ear.listening(), sight.watch:
