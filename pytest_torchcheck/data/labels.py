@@ -38,6 +38,7 @@ class Labels:
         shifted: Path of a stored column that the samples agree with only when it is moved by
             ``shift`` places; empty where there is none.
         shift: See there.
+        boxed: Whether each label is that of a box beside it: detection models keep class 0 for the background.
         ignored: Path of a stored column with several values of which every sample returns the same
             one; empty where there is none.
     """
@@ -54,6 +55,7 @@ class Labels:
     shifted: Held | None = field(default=None, repr=False)
     shift: int = 0
     ignored: Held | None = field(default=None, repr=False)
+    boxed: bool = False
 
     @property
     def collated(self) -> torch.dtype | None:
@@ -99,7 +101,22 @@ def measure(survey: Survey) -> Labels | None:
         low=min((one.low for _, one in found if one.low is not None), default=None),
         high=max((one.high for _, one in found if one.high is not None), default=None),
         whole=all(one.whole for _, one in found),
+        boxed=_are_boxed(survey, path),
     )
+
+
+def _are_boxed(survey: Survey, path: str) -> bool:
+    """Say whether floats of shape ``(n, 4)`` stand in the same dict as the ``n`` labels of each sample."""
+    beside, _, name = path.rpartition(".")
+
+    def boxed(leaves: Sequence[Leaf]) -> bool:
+        counts = {(*leaf.shape[:1], 4) for leaf in leaves if leaf.path == path}
+        return any(
+            leaf.is_floating and leaf.path.rpartition(".")[0] == beside and leaf.shape in counts
+            for leaf in leaves
+        )
+
+    return not name.isdigit() and all(boxed(sample.leaves) for sample in survey.samples)
 
 
 def label_path(survey: Survey) -> str | None:
@@ -137,6 +154,7 @@ def _scalars(survey: Survey, path: str, found: list[tuple[int, Leaf]]) -> Labels
         shifted=shifted,
         shift=shift,
         ignored=ignored,
+        boxed=_are_boxed(survey, path),
     )
 
 

@@ -298,7 +298,7 @@ def _label_range(
             else f"map labels to 0..{classes - 1} at {line_ref(place)}, or declare the true number of classes",
             **common,
         )  # fmt: skip
-    elif classes is None and low == 1 and len(values) == high and high >= 2:
+    elif classes is None and not labels.boxed and low == 1 and len(values) == high and high >= 2:
         yield suspicious(
             "label-one-based",
             f"{part.prefix}{name} counts classes from 1 to {high}",
