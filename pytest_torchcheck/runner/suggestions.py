@@ -19,6 +19,7 @@ from .. import sources
 from ..loop.closures import functions_of
 from ..sources import edits
 from ..sources.rewriting import edit_of
+from .other_sizes import for_all_sizes
 from .selection import cases
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ..batches.source import BatchSource
     from ..contracts import Contract
     from ..findings import Edit, Finding
     from .running import Runner
@@ -51,7 +51,8 @@ def with_edits(
         if finding.status not in ("violated", "suspicious"):
             made.append(finding)
             continue
-        edit, fix = edit_of(finding), _declared(runner, case, finding.fix)
+        fix = for_all_sizes(runner, case, finding)
+        edit = edit_of(finding.replace(fix=fix))
         if edit is not None:
             if seconds <= MOST_SECONDS and case.device == "cpu" and runner.trials:
                 edit = _tried(runner, case, found, finding, edit)
@@ -68,37 +69,6 @@ def _sizes(runner: Runner, case: Case) -> Mapping[str, int]:
         return {}
     batch = runner.subject(case).cache.get(("batch", 0))
     return {} if batch is None else batch.sizes
-
-
-_SIZED: Final = re.compile(
-    r"give [^;]+? size (\d+) instead of [\dx]+ in dimensions? (\d+)(?: and (\d+))?"
-)
-
-
-def _declared(runner: Runner, case: Case, fix: str) -> str:
-    """Return a fix that gives inputs another size, where symbols of the declaration are meant: by the symbols."""
-    if (said := _SIZED.search(fix)) is None or runner.contract.model is None:
-        return fix
-    source, size = runner.subject(case).source, said[1]
-    meant = [_symbol_at(source, int(dim)) for dim in said.groups()[1:] if dim]
-    if None in meant:
-        return fix
-    named = ", ".join(f"{symbol}={size}" for symbol in dict.fromkeys(meant))
-    return fix.replace(said[0], f"declare {named}")
-
-
-def _symbol_at(source: BatchSource, dim: int) -> str | None:
-    """Return the symbol that all inputs have as the size of a dimension, or None."""
-    batch = source.base()
-    follow = {
-        path: symbol
-        for symbol in batch.sizes
-        for path, axis in source.axes(symbol).items()
-        if axis == dim
-    }
-    long = [path for path, leaf in batch.input_leaves() if getattr(leaf, "ndim", 0) > dim]
-    symbols = {follow.get(path) for path in long}
-    return symbols.pop() if len(symbols) == 1 else None
 
 
 def _said(edit: Edit, fix: str) -> str:

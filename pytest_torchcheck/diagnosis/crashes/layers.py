@@ -290,7 +290,8 @@ def or_declared(scene: Scene, want: int, got: int) -> str:
     shape = list(value.shape)
     dimension = len(shape) - 1 - shape[:0:-1].index(got)
     if given is not None and len(given.shape) == len(shape):
-        dimension = next((d for d in range(1, len(shape)) if given.shape[d] == got), dimension)
+        same = (d for d in range(1, len(shape)) if given.shape[d] == got == shape[d])
+        dimension = next(same, dimension)
     return (
         f"; or, if the layer is right, declare {source} in the contract with {want} instead of "
         f"{got} in dimension {dimension}"

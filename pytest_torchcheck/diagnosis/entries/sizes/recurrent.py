@@ -10,6 +10,7 @@ from torch import nn
 from ....explanation import Explanation, describe, numbers
 from ....findings import Culprit
 from ....lean import dataclass
+from ....sources import edits
 from ...crashes.layers import edit, input_of, or_declared, size_values, sized_by, where_decided
 from ...crashes.table import entry
 from ...lines.layer_sizes import building_line
@@ -17,6 +18,7 @@ from ...lines.layer_sizes import building_line
 if TYPE_CHECKING:
     import re
 
+    from ....findings import Location
     from ...crashes.history import Fact
     from ...crashes.scene import Scene
 
@@ -205,6 +207,7 @@ def recurrent_batch(scene: Scene, match: re.Match[str]) -> Explanation | None:
         and batch is not None
         and given.shape[0] == batch
         and given.shape[1] != batch
+        and (mask or got[-2:-1] == (batch,))
     )
     if swapped:
         cause = f"{name} reads dimension 0 as time: it was built without batch_first=True"
@@ -214,10 +217,13 @@ def recurrent_batch(scene: Scene, match: re.Match[str]) -> Explanation | None:
     else:
         cause = f"the {what} was created for another batch size or length"
         because = scene.said
-        fix = f"create the {what} for {list(want)}" + (
-            f", used on line {call.line}" if call else ""
+        made = None if mask else _made(scene, got)
+        fix = f"create the {what} " + (
+            f"for {list(want)}" + (f", used on line {call.line}" if call else "")
+            if made is None
+            else f"{_as_wanted(scene, made, want, got)} on line {made.line}"
         )
-        place = call
+        place = made or call
     return scene.explain(
         code="mask-shape" if mask else "hidden-size",
         summary=f"{name} expects a {what} of {list(want)}, got {list(got)}",
@@ -228,3 +234,28 @@ def recurrent_batch(scene: Scene, match: re.Match[str]) -> Explanation | None:
         culprits=scene.blame() + scene.call_culprit(),
         location=place,
     )
+
+
+def _made(scene: Scene, shape: tuple[int, ...]) -> Location | None:
+    """Return the line that made the last tensor of a shape, or None."""
+    again = scene.replay()
+    ops = () if again is None else reversed(again.ops)
+    return next(
+        (op.location for op in ops if any(fact.shape == shape for fact in op.outputs)), None
+    )
+
+
+def _as_wanted(scene: Scene, made: Location, want: tuple[int, ...], got: tuple[int, ...]) -> str:
+    """Say which sizes a hidden state needs in place of those that it has, the batch's by that of the input."""
+    words, batch = [], 0 if getattr(scene.module, "batch_first", False) else 1
+    for dim, (need, has) in enumerate(zip(want, got, strict=False)):
+        if need != has and dim == 1:
+            same = edits.like_tensor(made, f"shape[{batch}]")
+            value = scene.inputs.get(same.partition(".")[0])
+            fits = value is not None and value.shape[batch : batch + 1] == (need,)
+            words.append(
+                f"with the batch size{f', {same},' if fits else ' of the input'} instead of {has}"
+            )
+        elif need != has:
+            words.append(f"with {need} instead of {has} in dimension {dim}")
+    return ", ".join(words) if words and len(want) == len(got) else f"of {len(want)} dimensions"
