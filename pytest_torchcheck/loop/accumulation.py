@@ -58,6 +58,7 @@ class Comparison:
         residual: What is left of it across, relative: 0 where they are parallel.
         means: Relative distance to the mean of the micro-batches' own gradients.
         last: Relative distance to the last micro-batch's own gradient, up to a factor.
+        whole: Whether the first pass alone gives the full gradient: nothing was split.
         applied: The same of what stands in the gradients when the optimizer steps.
         worst: Parameters that differ most, the worst first.
         dtype: In which they were computed.
@@ -75,6 +76,7 @@ class Comparison:
     means: float
     last: float
     applied: float
+    whole: bool
     worst: tuple[str, ...]
     dtype: str
     counts: tuple[int, ...]
@@ -90,6 +92,7 @@ class _Capture:
 
     model: nn.Module
     gradients: Gradients = field(default_factory=dict)
+    first: Gradients = field(default_factory=dict)
     applied: Gradients = field(default_factory=dict)
     passes: int = 0
     stepped: bool = False
@@ -102,6 +105,7 @@ class _Capture:
         if self.stepped:
             return
         self.gradients = gradients_of(self.model)
+        self.first = self.first or self.gradients
         self.passes += 1
         frame = user_frame()
         self.place = sources.of_frame(frame)
@@ -311,6 +315,7 @@ def _compare(
         residual=float((a - ratio * b).norm()) / size,
         means=float((a - means).norm()) / size,
         last=_across(a, last),
+        whole=bool(capture.first) and float((flat(capture.first) - b).norm()) <= _EXACT * size,
         applied=_across(flat(capture.applied), last) if capture.applied else math.inf,
         worst=tuple(worst[:4]),
         dtype=dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import warnings
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..data.contents import has_state
+from ..data.contents import Contents, has_state
 from ..objects import trees
 from ..sources.locations import rank
 from ..subject.optimizers import optimizers_of, schedulers_of
+from .patches import listening
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..subject import Subject
 
 _KEPT_BYTES = 2**26
@@ -168,3 +172,30 @@ def counterparts(saved: list[str], live: list[str]) -> dict[str, str]:
 def _container(name: str) -> str:
     """Return the variable whose element a name such as ``schedulers[1402]`` is, or nothing."""
     return name.rpartition("[")[0] if name.endswith("]") else ""
+
+
+@contextlib.contextmanager
+def noting_steps() -> Iterator[list[Any]]:
+    """Collect the optimizers, schedulers and scalers that are stepped inside, each once."""
+    found: list[Any] = []
+
+    def note(thing: Any) -> None:
+        if not any(thing is one for one in found):
+            found.append(thing)
+
+    def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        note(args[0])
+        return original(*args, **kwargs)
+
+    with listening(
+        {"scheduler-step": around, "scaler-step": around},
+        before_step=lambda optimizer, args, kwargs: note(optimizer),
+    ):
+        yield found
+
+
+def strangers_of(stepped: list[Any], saved: list[Any]) -> tuple[str, ...]:
+    """Name the classes of what was stepped and is neither saved nor part of something that is."""
+    known = {id(one) for one in saved}
+    known |= {id(held.value) for one in saved for held in Contents(one).objects}
+    return tuple(dict.fromkeys(type(one).__name__ for one in stepped if id(one) not in known))

@@ -62,6 +62,11 @@ def _accumulation_cause(
 ) -> tuple[str, str, str, str, Event | None]:
     """Say how the accumulated gradient relates to the full batch's, and what cleared or clipped it in between."""
     clearing: Event | None = None
+    if found.whole:
+        cause = f"the batch is not split: the first of {found.passes} backward passes goes through all of it"
+        because = "the gradient after that pass is the full batch's; the other passes add to it"
+        fix = f"call {loss}.backward() once for each micro-batch, on the loss of that part alone"
+        return "accumulation-differs", cause, fix, because, clearing
     if found.residual < _ALIKE and abs(found.ratio) > _ALIKE:
         code = "accumulation-scale"
         if abs(found.ratio - n) < 1e-3 * n:
@@ -184,13 +189,16 @@ def _between(trace: Trace | None, kind: Kind) -> Event | None:
     return next((e for place, e in events if passes and passes[0] < place < passes[-1]), None)
 
 
-def not_resumed(found: Resumption, *, torchs: bool = False) -> Finding:
+def not_resumed(found: Resumption, *, torchs: bool = False, pending: bool = False) -> Finding:
     """A resumed run ends elsewhere.
 
     Args:
         found: What differs.
         torchs: Whether every optimizer is of a class of torch's, which saves all that it holds itself.
+        pending: Whether a call of the step may end before its gradients are applied.
     """
+    if found.left and not found.missing:
+        return _gradients_left(found, pending)
     missing = found.missing
     names = [one.path for one in missing]
     place = next((one.location for one in missing if one.location is not None), None)
@@ -227,6 +235,22 @@ def not_resumed(found: Resumption, *, torchs: bool = False) -> Finding:
         else f"make {names[0]} a buffer, or save it in get_extra_state" if names[0].startswith("model.")
         else f"return {names[0]} from state_dict(); what belongs to a parameter p is saved in state[p]",
         evidence={"parameters": list(found.differing[:32]), "missing": names},
+    )  # fmt: skip
+
+
+def _gradients_left(found: Resumption, pending: bool) -> Finding:
+    """A resumed run lacks the gradients of the last step before the checkpoint."""
+    return (suspicious if pending else violated)(
+        "resume-differs",
+        f"a run resumed from its checkpoint differs: {found.differing[0]} depends on gradients of earlier steps",
+        culprits=tuple(Culprit("parameter", n, "differs after resuming") for n in found.differing[:3]),
+        observed=f"{len(found.differing)} tensors differ after {found.steps} + {found.further} steps, "
+            f"by up to {found.largest:.3g}",
+        cause="a step adds to gradients that an earlier step left, and no state_dict holds gradients",
+        because="with .grad of each parameter carried over too, the runs are equal bit for bit",
+        fix="save checkpoints only where no gradient is left to be applied" if pending
+        else "call zero_grad for all parameters in each step, before the backward pass",
+        evidence={"parameters": list(found.differing[:32])},
     )  # fmt: skip
 
 

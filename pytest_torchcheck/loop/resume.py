@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..data.contents import Contents
 from ..data.generators import generator_state, is_generator, set_generator_state
 from ..lean import dataclass
 from ..objects import trees
@@ -27,9 +26,16 @@ from ..state import ModuleState, seed_everything
 from ..subject.errors import SubjectError
 from ..subject.gradients import clear_gradients
 from ..subject.optimizers import step_schedulers
-from .checkpoints import CHECKPOINT, copied, counterparts, is_torchs, pieces_of
+from .checkpoints import (
+    CHECKPOINT,
+    copied,
+    counterparts,
+    is_torchs,
+    noting_steps,
+    pieces_of,
+    strangers_of,
+)
 from .closures import ClosureState
-from .patches import listening
 from .unsaved import Carried, Missing, give, plain_values, take, unsaved
 
 if TYPE_CHECKING:
@@ -57,6 +63,7 @@ class Resumption:
         evaluates: Whether the restored model evaluates a batch as the saved one did.
         carries: Whether the resumed run is the uninterrupted one once it is given ``missing`` too, but for
             what may be meant to start anew.
+        left: Whether it is that once it is given the gradients that the last step before the checkpoint left.
         closures: What the step's functions keep of their own, which no state_dict holds.
         decides: Whether the resumed run is the uninterrupted one once that is put back too.
         iterators: What the step reads its data from, whose place no checkpoint holds.
@@ -73,6 +80,7 @@ class Resumption:
     repeatable: bool
     evaluates: bool
     carries: bool
+    left: bool
     closures: tuple[str, ...]
     decides: bool
     iterators: tuple[str, ...]
@@ -154,7 +162,7 @@ def measure(subject: Subject) -> Resumption:
     differing = {name: _distance(run.values[name], resumed[name]) for name in run.values}
     wrong = tuple(name for name, distance in differing.items() if distance > 0.0)
     rounding = all(differing[name] <= _last_bits(run.values[name]) for name in wrong)
-    repeatable, decides, carries = True, False, False
+    repeatable, decides, carries, left = True, False, False, False
     if wrong and run.closures:
         with contextlib.suppress(
             SubjectError
@@ -167,6 +175,9 @@ def measure(subject: Subject) -> Resumption:
     if wrong and repeatable and any(run.carried.values()):
         _, whole, _ = _resume(subject, run, carry=True)
         carries = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
+    if wrong and repeatable and not decides and not carries and run.gradients:
+        _, whole, _ = _resume(subject, run, gradients=True)
+        left = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
     return Resumption(
         steps=STEPS,
         further=run.further,
@@ -177,6 +188,7 @@ def measure(subject: Subject) -> Resumption:
         repeatable=repeatable,
         evaluates=_alike(evaluated, run.evaluated),
         carries=carries,
+        left=left,
         closures=closures,
         decides=decides,
         iterators=run.iterators,
@@ -186,7 +198,12 @@ def measure(subject: Subject) -> Resumption:
 
 
 def _resume(
-    subject: Subject, run: _Through, *, closures: bool = False, carry: bool = False
+    subject: Subject,
+    run: _Through,
+    *,
+    closures: bool = False,
+    carry: bool = False,
+    gradients: bool = False,
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], tuple[str, ...]]:
     """Go on from the checkpoint in the middle of a run.
 
@@ -195,6 +212,7 @@ def _resume(
         run: The uninterrupted one.
         closures: Whether to put back as well what the step's functions keep and no state_dict holds.
         carry: Whether to carry over as well what the saved objects keep and their states do not hold.
+        gradients: Whether to carry over as well the gradients of the parameters.
 
     Returns:
         What the restored model evaluates, the values at the end, and what has a state in the checkpoint
@@ -222,6 +240,9 @@ def _resume(
         unloaded = tuple(name for name in run.states if name != "model" and name not in pairs)
         for name, carried in run.carried.items() if carry else ():
             give({"model": model, **live}.get(pairs.get(name, name)), carried)
+        for name, parameter in model.named_parameters() if gradients else ():
+            grad = run.gradients.get(name)
+            parameter.grad = None if grad is None else grad.clone()
         _run(subject, model, made, STEPS, run.further)
         return evaluated, _values(model), unloaded
 
@@ -246,6 +267,7 @@ class _Through:
     evaluated: dict[str, torch.Tensor]
     missing: tuple[Missing, ...]
     carried: dict[str, Carried]
+    gradients: dict[str, torch.Tensor]
     further: int
     closures: tuple[str, ...]
     iterators: tuple[str, ...]
@@ -268,7 +290,7 @@ def _through(subject: Subject) -> _Through:
             held = ClosureState(contract.train_step, without=(model, *pieces.values()), given=made)
             savable = held.savable()
             inner = {name: plain_values(thing) for name, thing in savable.items()}
-            with _noting_steps() as stepped:
+            with noting_steps() as stepped:
                 _run(subject, model, made, 0, STEPS)
             own = tuple(
                 path
@@ -288,6 +310,11 @@ def _through(subject: Subject) -> _Through:
                     missing += unsaved(name, thing, inner[name], kept)
             with kept_module(model):
                 evaluated = _evaluate(subject, model)
+            gradients = {
+                n: p.grad.detach().clone()
+                for n, p in model.named_parameters()
+                if p.grad is not None and bool(p.grad.any())
+            }
             carried = _carried({"model": model, **pieces, **savable}, missing)
             further = LATER if any(carried.values()) else STEPS
             _run(subject, model, made, STEPS, further)
@@ -297,11 +324,12 @@ def _through(subject: Subject) -> _Through:
                 evaluated=evaluated,
                 missing=missing,
                 carried=carried,
+                gradients=gradients,
                 further=further,
                 closures=own,
                 iterators=held.iterators(),
                 middle=middle,
-                strangers=_strangers(stepped, [*pieces.values(), *savable.values()]),
+                strangers=strangers_of(stepped, [*pieces.values(), *savable.values()]),
             )
         finally:
             closures.restore()
@@ -314,33 +342,6 @@ def _carried(things: dict[str, Any], missing: tuple[Missing, ...]) -> dict[str, 
         return {name: take(thing, missing, shared) for name, thing in things.items()}
     except Exception:  # objects of the user's that refuse a copy: what they decide is left open
         return {}
-
-
-@contextlib.contextmanager
-def _noting_steps() -> Iterator[list[Any]]:
-    """Collect the optimizers, schedulers and scalers that are stepped inside, each once."""
-    found: list[Any] = []
-
-    def note(thing: Any) -> None:
-        if not any(thing is one for one in found):
-            found.append(thing)
-
-    def around(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        note(args[0])
-        return original(*args, **kwargs)
-
-    with listening(
-        {"scheduler-step": around, "scaler-step": around},
-        before_step=lambda optimizer, args, kwargs: note(optimizer),
-    ):
-        yield found
-
-
-def _strangers(stepped: list[Any], saved: list[Any]) -> tuple[str, ...]:
-    """Name the classes of what was stepped and is neither saved nor part of something that is."""
-    known = {id(one) for one in saved}
-    known |= {id(held.value) for one in saved for held in Contents(one).objects}
-    return tuple(dict.fromkeys(type(one).__name__ for one in stepped if id(one) not in known))
 
 
 @contextlib.contextmanager

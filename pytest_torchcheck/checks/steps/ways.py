@@ -58,7 +58,7 @@ def _unpromised(subject: Subject) -> Finding:
     if passes < 2:
         return not_applicable("no optimizer step comes after several backward passes")
     made = accumulation.compare(subject, passes, None, unequal=False)
-    if made is None or made.passes != passes:
+    if made is None or made.passes != passes or made.whole:
         return not_applicable("the backward passes of the step do not split the batch")
     limit = _ACCUMULATED if made.dtype == "float64" else 1e-3
     if made.error <= limit:
@@ -207,7 +207,9 @@ def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
     """Explain a resumed run that ends elsewhere; where the optimizer holds a lost parameter again, it follows."""
     kinds = trajectory(subject).coverage.optimizers
     torchs = bool(kinds) and all(hasattr(torch.optim, kind) for kind in kinds)
-    finding = explain.not_resumed(found, torchs=torchs)
+    trace = trace_of(subject)
+    pending = not all(trace.optimizer_steps(step) for step in range(trace.steps))
+    finding = explain.not_resumed(found, torchs=torchs, pending=pending)
     lost = sorted(lost_parameters(subject))
     line = where_rebound(subject, lost[0]) if lost and not found.missing else None
     if line is None:
