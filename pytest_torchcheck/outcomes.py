@@ -48,7 +48,10 @@ def internal(check: str, error: BaseException, found: Iterable[Finding] = ()) ->
         "nothing is known of what this check promises"
         if theirs
         else "a defect of pytest-torchcheck, not of your model: nothing is known of what this check promises",
-        fix="report it to pytest-torchcheck with the traceback (-vv and --torchcheck-json show it) and the model if "
+        fix=f"correct line {frames[-1].lineno} if it must not raise, or leave the check out: "
+        f"--torchcheck-checks='!{check}'"
+        if theirs
+        else "report it to pytest-torchcheck with the traceback (-vv and --torchcheck-json show it) and the model if "
         f"you can; until it is fixed, --torchcheck-checks='!{check}' leaves the check out",
         evidence={"traceback": told(error)},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,7 +65,7 @@ def test_a_check_that_fails_by_itself_is_an_error_and_not_ok(broken: Any) -> Non
     (one,) = found.with_status("error")
     assert (one.check, one.code) == ("mode-flags", "internal-error")
     assert "mode-flags itself failed with TypeError: ours" in one.summary
-    assert "report it" in one.fix
+    assert "leave the check out" in one.fix
     assert any("TypeError: ours" in line for line in one.evidence["traceback"])
     assert "error: mode-flags itself failed" in str(found)
     assert Report.from_json(found.to_json()) == found
@@ -160,3 +161,24 @@ def test_every_status_is_known_to_every_renderer() -> None:
         one = Finding(check="a-check", code="a-code", status=status, summary="it is so")
         assert status.replace("-", " ") in str(report(one))
         assert "it is so" in render_html([report(one)])
+
+
+class KeepsNothing(torch.optim.Adagrad):
+    def state_dict(self) -> Any:
+        raise TypeError("it keeps nothing")
+
+
+def test_what_the_users_own_code_raises_is_not_to_be_reported() -> None:
+    made = Contract(
+        model=lambda: torch.nn.Linear(3, 2),
+        inputs="B 3",
+        targets="B 2",
+        loss=torch.nn.functional.mse_loss,
+        optimizer=lambda model: KeepsNothing(model.parameters(), lr=0.1),
+    )
+    (found,) = made.check(["resume"]).findings
+    assert found.status == "error"
+    assert "of your own code raises" in found.cause
+    assert "report" not in found.fix
+    assert re.match(r"correct line \d+ if it must not raise", found.fix)
+    assert "report it to pytest-torchcheck" in ERROR.fix

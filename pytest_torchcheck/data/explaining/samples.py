@@ -314,6 +314,10 @@ def damaged(part: Part, found: Rereading, write: Write | None) -> Finding:
         else f"{len(found.differing)} of {len(found.indices)} samples differ when read again with "
         "the same seed"
     )
+    value = write.name if write is not None and write.name else "a value"
+    shared = f"{value} shares memory with {name}"
+    if value == name:
+        shared = f"the variable {value} shares memory with {name} of {part.name}"
     fix = "copy before writing: .clone() of a tensor, .copy() of an array, dict or list"
     if alias is not None:
         fix = f"take a copy at {line_ref(alias)}: .copy() of an array, dict or list, .clone() of a tensor"
@@ -325,8 +329,7 @@ def damaged(part: Part, found: Rereading, write: Write | None) -> Finding:
         location=alias or written or change.held.location,
         observed=again
         + (f"; largest change of {name} {write.largest:.4g}" if write and write.largest else ""),
-        cause=f"{write.name if write and write.name else 'a value'} shares memory with {name} and "
-        "is modified in place",
+        cause=f"{shared} and is modified in place",
         because=f"{rows} changed while reading"
         + (f"; the write is {line_ref(written)}: {written.text}" if written else ""),
         fix=fix,

@@ -54,7 +54,7 @@ CAUSES = {
 
 FIXES = {
     "never-used": "use it in forward, or delete it",
-    "frozen": "set requires_grad on it, or declare it: Frozen({names}, reason=...)",
+    "frozen": "set requires_grad to True before it is used, or declare it: Frozen({names}, reason=...)",
     "detach": "drop .detach() on this line",
     "straight-through": "train it by a term of the loss that reads it without this line (a codebook "
     "loss), or by hand, and declare MayLackGradient({names}, reason=...)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from ...findings import Culprit, Finding, Location
 from ...probes.holding.holders import lines_run
 from ...runs.facts import forward_facts
 from ...runs.remembering import outlived, remembered, trained_otherwise
+from ...runs.training.observation import observe
+from ...subject.errors import SubjectError
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
 from .eval_lines import keeping_lines, reading_line
@@ -51,6 +54,9 @@ def remembers(
         named, place = [*named, Culprit("call", key.text, "makes the key", key)], key
     listed = [guilty] if guilty else list(kept)
     what = names_text(listed)
+    with contextlib.suppress(SubjectError):  # the training step that shows it may raise
+        if late := observe(subject).late:
+            return _created(subject, moved, late)
     return violated(
         "eval-remembers",
         f"{names_text(moved)} depends on earlier evaluations: {what} "
@@ -78,6 +84,26 @@ def remembers(
             )
         ),
         evidence={"outputs": list(moved), "kept": list(kept)},
+    )
+
+
+def _created(subject: Subject, moved: list[str], late: Sequence[str]) -> Finding:
+    """Explain an output that depends on when the first forward created parameters."""
+    places = {name: sources.of_parameter(subject.model, name) for name in late}
+    names = names_text(list(late))
+    return violated(
+        "eval-remembers",
+        f"{names_text(moved)} depends on earlier evaluations: the first forward creates {names}",
+        culprits=[
+            Culprit("parameter", n, "created in forward", place) for n, place in places.items()
+        ],
+        location=next((p for p in places.values() if p is not None), None)
+        or sources.of_object(type(subject.model).forward),
+        observed="after another batch, the base batch gives other values than alone",
+        cause=f"the call that comes first initialises {names}, with the random numbers of then",
+        because=f"{names} {have(list(late), 'exists')} after a forward, and not before",
+        fix="create them in __init__, or use a lazy layer such as nn.LazyLinear",
+        evidence={"outputs": list(moved), "kept": list(late)},
     )
 
 

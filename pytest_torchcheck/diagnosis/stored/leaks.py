@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import gc
@@ -275,9 +276,24 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
             f"{first.path}.grad_fn is not None after the step, and the newly built model can be "
             "copied"
         ),
-        fix=f"keep {first.name}.detach(){line}"
-        if idle
-        else f"keep {first.name}.detach(){line}, or return it from forward if the loss reads it",
+        fix=(
+            f"when forward has read it, detach it: self.{first.name} = self.{first.name}.detach() at its end"
+            if _read_behind(place, first.name)
+            else f"keep {first.name}.detach(){line}"
+        )
+        + ("" if idle else ", or return it from forward if the loss reads it"),
+    )
+
+
+def _read_behind(place: Location | None, attribute: str) -> bool:
+    """Say whether the function that assigns an attribute reads it on a later line, where it needs the graph."""
+    function = None if place is None else sources.function_around(place.file, place.line)
+    return place is not None and any(
+        isinstance(node, ast.Attribute)
+        and node.attr == attribute
+        and isinstance(node.ctx, ast.Load)
+        and node.lineno > place.line
+        for node in sources.own_nodes(function)
     )
 
 

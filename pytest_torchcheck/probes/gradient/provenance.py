@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from ...findings import Location
-    from ..recorded.values import Value
+    from ..recorded.values import Call, Value
 
 __all__ = [
     "CutKind",
@@ -138,11 +138,13 @@ def _cut_of(flow: Flow, name: str, returned: Returned) -> GraphCut | None:
     bit, value = flow.bits[name], flow.values[name]
     if not value.tensor.requires_grad or not value.nodes:
         return _frozen(flow, name)
-    readers = [call for call in value.consumers if not call.shape_only]
+    readers = [c for c in value.consumers if not c.shape_only and c.op.name not in SWITCHES]
     if not readers:
         return GraphCut(
             kind="never-used", parameters=(name,), fact="no operation of the run read it"
         )
+    if _is_read_frozen(flow, name):
+        return _frozen(flow, name)
     if any(flow.live(v) & bit for v in flow.behind_loss if v.maker and v is not value):
         connected = _backward_none(flow, name)
         if connected is not None:
@@ -214,20 +216,40 @@ def _described(flow: Flow, value: Value, node: Node | None) -> str:
 
 
 def _frozen(flow: Flow, name: str) -> GraphCut:
-    switched = [
-        call
-        for call in flow.recorder.calls
-        if call.op.name in SWITCHES and flow.values[name] in call.inputs
-    ]
-    op = switched[-1].op if switched else None
+    switched = [call for call in _of(flow, name) if call.op.name in SWITCHES]
+    op = ([c for c in switched if _is_off(c)] or switched)[-1].op if switched else None
+    again = op is not None and flow.values[name].tensor.requires_grad
     return GraphCut(
         kind="frozen",
         parameters=(name,),
         op=op,
         location=op.location if op else None,
         module=op.module if op else "",
-        fact="requires_grad is False",
+        fact="requires_grad is False"
+        + (" where it is read, and True again afterwards" if again else ""),
     )
+
+
+def _of(flow: Flow, name: str) -> list[Call]:
+    """Return the calls that a parameter was given to, in order."""
+    return [call for call in flow.recorder.calls if flow.values[name] in call.inputs]
+
+
+def _is_off(call: Call) -> bool:
+    return False in (*call.args[1:2], call.kwargs.get("requires_grad"))
+
+
+def _is_read_frozen(flow: Flow, name: str) -> bool:
+    """Say whether a parameter that requires a gradient is read only where it is switched off."""
+    off, read = False, False
+    for call in _of(flow, name):
+        if call.op.name in SWITCHES:
+            off = _is_off(call)
+        elif not call.shape_only:
+            if not off:
+                return False
+            read = True
+    return read
 
 
 def _backward_none(flow: Flow, name: str) -> GraphCut | None:

@@ -310,3 +310,26 @@ def test_the_call_that_gives_a_part_to_what_freezes_it_is_the_place(built):
     )
     (found,) = [f for f in told(made, "gradients-exist") if f.code == "grad-off"]
     assert found.location.text == "still(self.top)"
+
+
+class Borrowed(nn.Module):
+    """Reads a table that is switched off for the reading, or for nothing."""
+
+    def __init__(self, off):
+        super().__init__()
+        self.off, self.table, self.head = off, nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, ids):
+        self.table.weight.requires_grad = not self.off
+        found = self.table(ids)
+        self.table.weight.requires_grad = True
+        return self.head(found.mean(1))
+
+
+def test_a_parameter_that_requires_a_gradient_again_when_it_has_been_read():
+    declared = {"inputs": Tokens("B T", vocab=9), "targets": "B 2", "loss": F.mse_loss}
+    (found,) = told(Contract(model=lambda: Borrowed(True), **declared), "gradients-exist")
+    assert (found.code, found.evidence["kind"]) == ("grad-none", "frozen")
+    assert "where it is read, and True again" in found.because
+    assert "not self.off" in found.location.text
+    assert not told(Contract(model=lambda: Borrowed(False), **declared), "gradients-exist")

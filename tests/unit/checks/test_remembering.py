@@ -255,3 +255,26 @@ def test_what_is_kept_by_one_of_two_sizes():
 
 def test_what_is_kept_by_both():
     assert by_sizes(whole=True) == []
+
+
+class Grown(nn.Module):
+    """Makes its layer when it first sees the width of its input, and notes that it did."""
+
+    def __init__(self):
+        super().__init__()
+        self.ready = False
+
+    def forward(self, x):
+        if not self.ready:
+            self.ready, self.scores = True, nn.Linear(x.shape[-1], 3)
+        return self.scores(x.mean(1))
+
+
+def test_a_layer_that_the_first_call_makes_is_what_outlives_it():
+    (finding,) = told(Grown)
+    assert (finding.status, finding.code) == ("violated", "eval-remembers")
+    assert "initialises scores.weight, scores.bias" in finding.cause
+    assert "exist after a forward, and not before" in finding.because
+    made = Contract(model=Grown, batch=((X,), Y), loss=F.cross_entropy)
+    roots = {f.code: f.root for f in made.check(["eval-purity", "registration"]).findings}
+    assert roots["eval-remembers"] == "registration/parameter-late"

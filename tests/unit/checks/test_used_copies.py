@@ -80,6 +80,28 @@ def test_what_an_undeclared_loss_may_read_is_suspicious():
     assert finding.status == "suspicious"
 
 
+class Carrying(nn.Module):
+    """Mixes what it kept from the call before into its output, without the graph of then."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.head, self.trail = nn.Linear(12, 6), nn.Linear(6, 3), None
+
+    def forward(self, x):
+        h = x.mean(1)
+        before = torch.zeros_like(h) if self.trail is None else self.trail.detach()
+        self.trail = self.mix(torch.cat([h, before], -1)).tanh()
+        return self.head(self.trail)
+
+
+def test_what_forward_reads_again_is_detached_at_its_end():
+    (finding,) = told(Carrying)
+    assert finding.code == "copy-after-training"
+    assert finding.fix.endswith("self.trail = self.trail.detach() at its end")
+    (shown,) = told(lambda: Attending("graph"))
+    assert shown.fix.startswith("keep map.detach() on line")
+
+
 class Cached(nn.Module):
     def __init__(self):
         super().__init__()

@@ -339,3 +339,26 @@ def test_what_was_augmented_once_is_named_where_it_was_made():
     assert any(one.name == "images" and "# once" in one.location.text for one in finding.culprits)
     (finding,) = told("random-augmentation", dataset=Prepared(early=False), **fields)
     assert finding.status == "passed"
+
+
+class Shifted(Dataset):
+    """Binds a stored row to a name like that of the store, and moves it."""
+
+    def __init__(self):
+        self.wave = torch.rand(10, 5, generator=torch.Generator().manual_seed(3))
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        wave = self.wave[i]
+        wave -= 0.25
+        return wave, i % 2
+
+
+def test_a_variable_and_what_it_is_a_part_of_are_told_apart():
+    (found,) = Contract(dataset=Shifted()).check(["samples-unchanged"]).findings
+    assert found.code == "dataset-mutated"
+    assert found.cause == (
+        "the variable wave shares memory with wave of Shifted and is modified in place"
+    )

@@ -299,7 +299,8 @@ def norm_size(scene: Scene, match: re.Match[str]) -> Explanation | None:
             cause=f"the dimensions of the input are swapped: {name} works on "
             + ("the last one" if over_last else "dimension 1"),
             because=f"dimension {elsewhere[0]} of the input has the {want[0]} that it expects",
-            fix=f"call {name} with .transpose({elsewhere[0]}, {dimension}) of its input{call_line}",
+            fix=f"call {name} with .transpose({elsewhere[0]}, {dimension}) of its input{call_line}, and the same "
+            "of its result where later layers take the old order",
             culprits=scene.blame(f"built for {times(want)}"),
         )
     layer = any(
