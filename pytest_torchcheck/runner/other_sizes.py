@@ -137,7 +137,7 @@ def _followed(runner: Runner, case: Case, finding: Finding, head: str) -> str:
     for name, span in list(_free(subject).items())[:_SYMBOLS]:
         ends = (size for size in (span.low, min(span.top, _MOST)) if size and size != sizes[name])
         others = (_fix_at(runner, case, finding, {name: size}) for size in ends)
-        if any(one is not None and one != here for one in others):
+        if any(one != here and _form(one) == _form(here) for one in others):
             found[name] = span
     spoken = [
         f"{name} (declared from {span.low} to {span.top})" if span.declared else name
@@ -146,21 +146,24 @@ def _followed(runner: Runner, case: Case, finding: Finding, head: str) -> str:
     return " and ".join(spoken)
 
 
+def _form(fix: str) -> str:
+    return re.sub(r"\d+", "#", fix)
+
+
 def _sizes(finding: Finding) -> dict[str, int]:
     found = finding.evidence.get("sizes")
     return dict(found) if isinstance(found, dict) else {}
 
 
-def _fix_at(runner: Runner, case: Case, finding: Finding, changed: dict[str, int]) -> str | None:
-    """Return what the fix of a finding would be with some of its sizes changed, empty where the model runs, None where another error comes."""
+def _fix_at(runner: Runner, case: Case, finding: Finding, changed: dict[str, int]) -> str:
+    """Return what the fix of a finding would be with some of its sizes changed; empty where the model runs, or raises another error."""
     subject = runner.subject(case)
     made = subject.source.at(subject.seed, **(_sizes(finding) | changed))
-    if made is None:
-        return None
     try:
-        subject.forward(subject.place(made))
+        if made is not None:
+            subject.forward(subject.place(made))
     except SubjectError as error:
         device = case.device
         known = explained_error(runner.contract, error, subject, device=device, lost=False)
-        return _OR.split(known.fix)[0] if known.code == finding.code else None
+        return _OR.split(known.fix)[0] if known.code == finding.code else ""
     return ""

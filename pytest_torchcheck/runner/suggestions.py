@@ -51,7 +51,7 @@ def with_edits(
         if finding.status not in ("violated", "suspicious"):
             made.append(finding)
             continue
-        fix = for_all_sizes(runner, case, finding)
+        fix = for_all_sizes(runner, case, finding) if seconds <= LONG_SECONDS else finding.fix
         edit = edit_of(finding.replace(fix=fix))
         if edit is not None:
             if seconds <= MOST_SECONDS and case.device == "cpu" and runner.trials:
@@ -133,6 +133,8 @@ def _of_sizes(runner: Runner, case: Case, edit: Edit) -> Case | None:
     return next((c for c in named if c.id != case.id), None)
 
 
+LONG_SECONDS: Final = 30.0
+"""Of a model that takes longer, a fix is not looked at for other sizes."""
 MOST_SECONDS: Final = 3.0
 """A check that takes longer is not run again."""
 
