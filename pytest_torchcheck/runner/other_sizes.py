@@ -135,8 +135,7 @@ def _followed(runner: Runner, case: Case, finding: Finding, head: str) -> str:
     here = _fix_at(runner, case, finding, {}) or bare
     found = {}
     for name, span in list(_free(subject).items())[:_SYMBOLS]:
-        ends = (size for size in (span.low, min(span.top, _MOST)) if size and size != sizes[name])
-        others = (_fix_at(runner, case, finding, {name: size}) for size in ends)
+        others = (_fix_at(runner, case, finding, {name: s}) for s in _tried(span, sizes[name]))
         if any(one != here and _form(one) == _form(here) for one in others):
             found[name] = span
     spoken = [
@@ -144,6 +143,13 @@ def _followed(runner: Runner, case: Case, finding: Finding, head: str) -> str:
         for name, span in found.items()
     ]
     return " and ".join(spoken)
+
+
+def _tried(span: SizeRange, size: int) -> list[int]:
+    """Return the ends of a range and the sizes beside one, in which a division may leave another rest."""
+    beside = (span.nearest(size + span.step), span.nearest(max(size - span.step, 0)))
+    every = dict.fromkeys((span.low, span.nearest(min(span.top, _MOST)), *beside))
+    return [one for one in every if one and one != size]
 
 
 def _form(fix: str) -> str:

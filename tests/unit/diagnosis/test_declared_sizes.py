@@ -43,6 +43,15 @@ class Cuts(nn.Module):
         return self.head(nn.functional.avg_pool2d(plane, 2).reshape(-1, 2 * 8 * 8))
 
 
+class Viewed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(21, 2)
+
+    def forward(self, wave: torch.Tensor) -> torch.Tensor:
+        return self.head(wave.view(-1, 21))
+
+
 class Anchors(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -95,6 +104,13 @@ def test_a_fix_names_what_is_declared(
     assert said == fix.removesuffix("otherwise ")
     span = next(iter(sizes.values()))
     assert other in ("", f"make line N independent of S (declared from {span[0]} to {span[1]})")
+
+
+def test_a_view_that_other_sizes_let_pass() -> None:
+    """At both ends of the range the view divides what it is given."""
+    fix = _fix(Viewed, inputs="B 7 L", sizes={"L": (15, 21)})
+    assert "write " not in fix
+    assert "independent of L" in fix
 
 
 def test_sizes_by_a_step() -> None:
