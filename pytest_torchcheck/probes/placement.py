@@ -106,7 +106,7 @@ class Placement:
 
 
 def _in_distribution() -> bool:
-    """Say whether a distribution of torch is at work: it looks at its arguments, and may draw until all are accepted."""
+    """Say whether a distribution of torch is at work: it looks at its arguments, and may draw until it accepts."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(12):
         if frame is None:

@@ -1,4 +1,4 @@
-"""A fix of a size holds for every size that is declared: what it would write at another one is compared, what runs is named."""
+"""A fix of a size holds for every declared size: what it would write at another is compared, what runs is named."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _free(subject: Subject) -> dict[str, SizeRange]:
 
 
 def _declared(subject: Subject, other: str) -> str:
-    """Return what else may be meant, by the symbols of the declaration where inputs have another size; empty where none fits."""
+    """Return what else may be meant, by the declared symbols where inputs have another size; empty where none fits."""
     if (said := _SIZED.search(other)) is None:
         return other
     meant = [_symbol_at(subject.source, int(dim)) for dim in said.groups()[1:] if dim]
@@ -93,7 +93,7 @@ def _declared(subject: Subject, other: str) -> str:
 
 
 def _allowed(ranges: Sequence[SizeRange], size: int) -> list[int]:
-    """Return the sizes that all of these ranges allow, the nearest to one first; that one alone where there are none."""
+    """Return the sizes that all these ranges allow, the nearest to one first; that one alone where there are none."""
     every = set.intersection(*(set(span.values) for span in ranges)) if ranges else {size}
     return sorted(every, key=lambda one: (abs(one - size), one))[:_NEAR]
 
@@ -124,7 +124,7 @@ def _runs(subject: Subject, sizes: Mapping[str, int]) -> bool:
 
 
 def _followed(runner: Runner, case: Case, finding: Finding, head: str) -> str:
-    """Return the symbols that numbers of a fix follow, with what they may be; empty where it is the same at all sizes."""
+    """Return the symbols that numbers of a fix follow, and what they may be; empty where it is the same at all."""
     bare = head.split(" (or narrow", 1)[0]
     numbers = set(re.findall(r"\d+", re.sub(r"\bline \d+", "", bare)))
     if not numbers or not case.device.startswith("cpu"):
@@ -162,7 +162,7 @@ def _sizes(finding: Finding) -> dict[str, int]:
 
 
 def _fix_at(runner: Runner, case: Case, finding: Finding, changed: dict[str, int]) -> str:
-    """Return what the fix of a finding would be with some of its sizes changed; empty where the model runs, or raises another error."""
+    """Return the fix of a finding with some sizes changed; empty where the model runs, or raises another error."""
     subject = runner.subject(case)
     made = subject.source.at(subject.seed, **(_sizes(finding) | changed))
     try:

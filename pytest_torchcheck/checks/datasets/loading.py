@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from ...codes import data as explain
 from ...codes.undecided import BLOCKED
 from ...data import delivery, labels, order, plan, randomness, validity
-from ...data.relations import collate_writes, pairing
-from ...data.relations import dropped_fields as dropping
+from ...data.collation import collate_writes, pairing
+from ...data.collation import dropped_fields as dropping
+from ...data.collation import lost_values as losing
 from ...data.relations import kept_draws as keeping
-from ...data.relations import lost_values as losing
 from ...data.relations import never_drawn as never
 from ...data.relations import worker_agreement as agreement
 from ...verdicts import inconclusive, not_applicable, passed

@@ -11,11 +11,12 @@ import torch
 from ...codes import data as explain
 from ...codes.undecided import BLOCKED
 from ...data import labels, pickling, randomness, splits, validity
+from ...data.collation import collate_writes as collating
+from ...data.collation import dropped_fields
 from ...data.plan import Part, parts
 from ...data.relations import (
     blended_labels,
     drawn_labels,
-    dropped_fields,
     dropped_results,
     faint_bytes,
     flipped_apart,
@@ -24,7 +25,6 @@ from ...data.relations import (
     stood_in,
 )
 from ...data.relations import class_names as naming
-from ...data.relations import collate_writes as collating
 from ...data.relations import confused_samples as confusing
 from ...data.relations import kept_draws as keeping
 from ...data.relations import replayed_draws as replaying

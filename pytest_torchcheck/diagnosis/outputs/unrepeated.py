@@ -157,7 +157,8 @@ def stuck(subject: Subject, initial: Sequence[bool]) -> Finding:
         f"no training forward moves the running statistics of {names_text(names)}, which evaluation uses",
         culprits=[Culprit("module", one, "keeps no statistics", place) for one in names],
         location=place,
-        observed=f"{counted(len(initial), 'norm')} normalised by the batch in training; in evaluation each was given the "
+        observed=f"{counted(len(initial), 'norm')} normalised by the batch in training; "
+        "in evaluation each was given the "
         "same mean and variance before a training forward and after it",
         cause="momentum=0 gives a new batch no weight"
         if still

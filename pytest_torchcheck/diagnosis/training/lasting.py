@@ -257,7 +257,8 @@ def undone_by_step(subject: Subject, after: int) -> Finding:
         f"call {after} of the training step sets the parameters back to values from before earlier calls",
         culprits=[Culprit("call", "train_step", "undoes updates", place)],
         location=place,
-        observed=f"after {after} calls every parameter is bit-equal to what it was before an earlier one, which moved it",
+        observed=f"after {after} calls every parameter is bit-equal to what it was before an earlier one, "
+        "which moved it",
         cause="the step writes values that it kept over what was learned since",
         because="the loss did not rise from the call before to this one: nothing had to be taken back",
         fix="keep what is learned; write kept values back only where an update is rejected",

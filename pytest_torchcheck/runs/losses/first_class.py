@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def without_zero(subject: Subject, used: Consumed) -> int:
-    """Return among how many labels class 0 does not occur; copies of a label are one label, and drawn ones prove nothing.
+    """Return among how many labels class 0 does not occur; copies of a label are one, and drawn ones prove nothing.
 
     Where a label of the batch is 0, the loss compares a part of them, or makes others of them: which one, it shows
     when all of them are 0.

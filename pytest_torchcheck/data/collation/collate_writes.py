@@ -12,10 +12,10 @@ from ...findings import Culprit, Finding
 from ...lean import dataclass
 from ...record.tracing import find_line
 from ...verdicts import suspicious, violated
+from ..relations.mutation import ReadingError, read_under
 from ..snapshot import put_back
 from ..validity import spread
 from ..wording import dataset_culprit, few, line_ref
-from .mutation import ReadingError, read_under
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from ..validity import Survey
 
 MOST_SAMPLES = 16
-_LABELS = ("label", "target")
+LABELS = ("label", "target")
+"""Words of which a name of a field that holds labels has one."""
 _ROOT = "batch"
 _REORDERING = {"sorted", "sort", "argsort", "lexsort", "reversed", "reverse", "flip", "flipud", "roll", "shuffle", "randperm",
                "permutation", "sample", "multinomial"}  # fmt: skip
@@ -342,7 +343,7 @@ def collated(
 def label_path(batch: dict[str, torch.Tensor]) -> str | None:
     """Return where the labels of a batch are: under a name that says so, or its last element."""
     whole = {n: t for n, t in batch.items() if not t.is_floating_point() and not t.is_complex()}
-    named = [name for name in whole if any(word in name.lower() for word in _LABELS)]
+    named = [name for name in whole if any(word in name.lower() for word in LABELS)]
     if named:
         return named[0] if len(named) == 1 else None
     last = list(batch)[-1] if len(batch) > 1 else None

@@ -20,7 +20,7 @@ from ...lean import dataclass
 from ...objects import trees
 from ...state import seed_process
 from ...verdicts import suspicious, violated
-from .pairing import _LABELS, collated
+from .pairing import LABELS, collated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -173,7 +173,7 @@ def _with(sample: Any, key: Any, value: Any) -> Any:
 
 def _is_label(key: Any, keys: Sequence[Any]) -> bool:
     if isinstance(key, str):
-        return any(word in key.lower() for word in _LABELS)
+        return any(word in key.lower() for word in LABELS)
     return len(keys) > 1 and key == keys[-1]
 
 

@@ -1,0 +1,1 @@
+"""What a collate function keeps of samples, mixes, loses and writes."""
