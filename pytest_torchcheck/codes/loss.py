@@ -79,7 +79,7 @@ ENTAILS = (
     ),
     rule(
         "loss-shapes/loss-broadcast",
-        f"loss-at-start/* loss-sign/* {STUCK}",
+        f"loss-at-start/* loss-sign/* target-ownership/samples-share-targets {STUCK}",
         "model",
         "a loss over all pairs of samples is a different loss",
     ),

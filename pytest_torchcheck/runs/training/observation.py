@@ -158,8 +158,7 @@ class Watched:
                 with contextlib.nullcontext() if sight is None else sight.watch:
                     with watch:
                         output = subject.call(model, batch)
-                    with torch._C.DisableTorchFunction():  # what is compared is nobody's operation
-                        changed = self._changed(model)
+                    changed = self._changed(model)
                     late = tuple(n for n, _ in model.named_parameters() if n not in self._known)
                     if _differentiable(output):
                         if sight is not None:
