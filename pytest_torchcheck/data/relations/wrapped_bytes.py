@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from ...probes.numbers.wrapping import Wrapped
 from ...record.lines import traced
 from ...record.tracing import line_of
 from ...sources.syntax import around
+from ...state import randomness_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +29,25 @@ _ROUNDING: Final = 1e-4
 _OPERATORS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
 }  # fmt: skip
-_LIBRARIES: Final = frozenset({"builtins", "random", "math", "numpy", "torch", "_random", "mtrand"})
+_LIBRARIES: Final = frozenset({"random", "math", "numpy", "torch", "_random", "mtrand"})
+_BUILTINS: Final = (int, float, abs, min, max, len, round, sum, pow)
+"""Functions of Python that change nothing; of others, such as the methods of a list, that is not known."""
+_WRITING: Final = frozenset(
+    {
+        "sort",
+        "fill",
+        "resize",
+        "partition",
+        "put",
+        "shuffle",
+        "copyto",
+        "place",
+        "putmask",
+        "save",
+        "tofile",
+        "dump",
+    }
+)
 _PLAIN: Final = (
     ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple, ast.UnaryOp, ast.unaryop, ast.BinOp,
     ast.operator, ast.Call, ast.keyword, ast.expr_context,
@@ -88,7 +108,8 @@ def _wrapped(node: _Arithmetic, frame: FrameType) -> Iterator[Wrapped]:
     apply = _OPERATORS[type(node.op)]
     names = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
     try:
-        first, second = (_value(part, frame) for part in names)
+        with randomness_kept():  # the line itself draws the same numbers
+            first, second = (_value(part, frame) for part in names)
         if not _is_narrow(got := apply(first, second)):
             return
         wrong = got != (meant := apply(_wide(first), _wide(second)))
@@ -126,9 +147,15 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 
 def _of_library(function: Any) -> bool:
+    if function in _BUILTINS:
+        return True
     owner = getattr(function, "__self__", None)
+    if str(getattr(function, "__name__", "_")).endswith(
+        "_"
+    ):  # a method of a tensor that writes to it
+        return False
     of = function if owner is None or isinstance(owner, type) else type(owner)
-    return str(getattr(of, "__module__", "") or "builtins").partition(".")[0] in _LIBRARIES
+    return str(getattr(of, "__module__", "") or "").partition(".")[0] in _LIBRARIES
 
 
 def _is_narrow(value: Any) -> bool:
