@@ -147,14 +147,14 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 
 def _of_library(function: Any) -> bool:
+    """Say whether a function is a library's, and changes nothing but the state of a random generator."""
     if function in _BUILTINS:
         return True
-    owner = getattr(function, "__self__", None)
-    if str(getattr(function, "__name__", "_")).endswith(
-        "_"
-    ):  # a method of a tensor that writes to it
+    owner, name = getattr(function, "__self__", None), str(getattr(function, "__name__", "_"))
+    if name.endswith("_") or name in _WRITING:
         return False
-    of = function if owner is None or isinstance(owner, type) else type(owner)
+    plain = owner is None or isinstance(owner, type | ModuleType)
+    of = function if plain else type(owner)
     return str(getattr(of, "__module__", "") or "").partition(".")[0] in _LIBRARIES
 
 
