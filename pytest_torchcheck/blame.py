@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 _HERE: Final = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _TORCH: Final = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
 _HANDED_ON: Final = "(*args, **kwargs)"  # an observer runs what it observes
-
-
-_RECURSION = 50
+_RECURSION: Final = 50
 """Frames of one function from which on it is that which calls itself without end."""
 
 
@@ -39,13 +37,9 @@ def raised_by_observer(error: BaseException) -> bool:
         error: What came out of the user's model, loss or step, with its traceback.
     """
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    if (
-        isinstance(error, RecursionError) and frames
-    ):  # it ends wherever the last frame happens to be
-        again = Counter(
-            f.f_code for f, _ in frames if is_own(f) or sources.rank(f.f_code.co_filename) == 2
-        )
-        code, count = again.most_common(1)[0] if again else (None, 0)
+    if isinstance(error, RecursionError):  # which ends wherever the last frame happens to be
+        whose = (f for f, _ in frames if is_own(f) or sources.rank(f.f_code.co_filename) == 2)
+        code, count = next(iter(Counter(f.f_code for f in whose).most_common(1)), (None, 0))
         if count > _RECURSION:
             return any(f.f_code is code and is_own(f) for f, _ in frames)
     for place in range(len(frames) - 1, -1, -1):

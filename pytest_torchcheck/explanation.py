@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -12,6 +11,7 @@ import torch
 from . import sources
 from .findings import Culprit
 from .lean import dataclass
+from .objects.peek import signature_of
 from .text.wording import counted as counted
 
 if TYPE_CHECKING:
@@ -193,10 +193,8 @@ def by_forward(subject: Subject, path: str) -> str:
     given = subject.batch()
     if len(given.names) >= len(given.args):
         return path
-    try:
-        parameters = list(inspect.signature(subject.model.forward).parameters.values())
-    except (TypeError, ValueError):  # a forward without a signature
-        return path
+    signature = signature_of(subject.model.forward)
+    parameters = [] if signature is None else signature.parameters.values()
     for known, parameter in zip(given.arg_names(), parameters, strict=False):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return path

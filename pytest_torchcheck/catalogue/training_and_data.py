@@ -143,7 +143,7 @@ CHECKS: tuple[Check, ...] = (
         check(
             "split-hygiene",
             "No sample occurs in two splits.",
-            cost="one hash per sample, or one read where nothing is stored",
+            cost="one hash per sample, or one read where nothing is stored; the reads of samples-valid, shared",
         ),
         about="declaration",
         needs=("dataset",),
@@ -160,7 +160,7 @@ CHECKS: tuple[Check, ...] = (
             "collate-pairing",
             "A collate function keeps every label with its sample, and every field of it, marks "
             "padding as padding, and offsets indices so that none refers to another sample.",
-            cost="64 reads of each dataset",
+            cost="64 reads of each dataset, and for each field about 8 batches of 4 samples",
         ),
         check(
             "worker-delivery",

@@ -93,21 +93,18 @@ def _alone(subject: Subject, batch: Batch, rows: Rows, tried: int) -> Finding:
     symbol = subject.source.batch_symbol or ""
     span = subject.source.symbols.get(symbol)
     least = span.low if span is not None and span.declared else 1
-    found, beside = _among(subject, batch, rows, 1), "alone"
+    found, beside = _among(subject, batch, rows, 1), "alone and in the batch"
     if found is not None and least > 1:
-        beside = f"among {least}"
+        beside = f"among {least} and in the batch" if least < batch.sizes[symbol] else ""
         doubtful = found.replace(status="suspicious") if found.code == "batch-of-one" else None
-        few = None if least >= batch.sizes[symbol] else _among(subject, batch, rows, least)
-        found = few or doubtful
+        found = (_among(subject, batch, rows, least) if beside else None) or doubtful
     if found is not None:
         return found
     for other, made in subject.cache.pop("told-apart", ()):
         if (found := _among_many(subject, rows, other, made)) is not None:
             return found
-    return passed(
-        f"{tried} batches of other sizes ran; the first sample gives the same output {beside} and "
-        "in the batch"
-    )
+    same = f"; the first sample gives the same output {beside}" if beside else ""
+    return passed(f"{tried} batches of other sizes ran{same}")
 
 
 def _among(subject: Subject, batch: Batch, rows: Rows, count: int) -> Finding | None:

@@ -214,9 +214,8 @@ def _digest(data: Any, salt: str) -> str:
 
 
 def _opaque(value: Any) -> str | None:
-    if (
-        attribute(value, "tobytes") is not None and attribute(value, "size") is not None
-    ):  # images of PIL
+    # an image of PIL
+    if attribute(value, "tobytes") is not None and attribute(value, "size") is not None:
         return _digest(value.tobytes(), f"{type(value).__name__}{value.size}")
     try:
         return _digest(pickle.dumps(value), type(value).__name__)

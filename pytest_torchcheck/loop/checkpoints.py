@@ -14,6 +14,7 @@ from torch import nn
 from ..data.contents import Contents, has_state
 from ..objects import trees
 from ..sources.locations import rank
+from ..state import ModuleState
 from ..subject.optimizers import optimizers_of, schedulers_of
 from .patches import listening
 
@@ -199,3 +200,13 @@ def strangers_of(stepped: list[Any], saved: list[Any]) -> tuple[str, ...]:
     known = {id(one) for one in saved}
     known |= {id(held.value) for one in saved for held in Contents(one).objects}
     return tuple(dict.fromkeys(type(one).__name__ for one in stepped if id(one) not in known))
+
+
+@contextlib.contextmanager
+def kept_module(model: nn.Module) -> Iterator[None]:
+    """Put a module back as it is now."""
+    state = ModuleState(model, copy_parameters=True)
+    try:
+        yield
+    finally:
+        state.restore(last=True)

@@ -22,7 +22,7 @@ from ..objects import trees
 from ..runs.training.few import later_batch, seed_of
 from ..runs.training.observation import checksums
 from ..runs.training.steps import trajectory
-from ..state import ModuleState, seed_everything
+from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..subject.gradients import clear_gradients
 from ..subject.optimizers import step_schedulers
@@ -31,6 +31,7 @@ from .checkpoints import (
     copied,
     counterparts,
     is_torchs,
+    kept_module,
     noting_steps,
     pieces_of,
     strangers_of,
@@ -39,8 +40,6 @@ from .closures import ClosureState
 from .unsaved import Carried, Missing, give, plain_values, take, unsaved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ..subject import Subject
 
 STEPS = 2
@@ -175,8 +174,8 @@ def measure(subject: Subject) -> Resumption:
     if wrong and repeatable and any(run.carried.values()):
         _, whole, _ = _resume(subject, run, carry=True)
         carries = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
-    if wrong and repeatable and not decides and not carries and run.gradients:
-        _, whole, _ = _resume(subject, run, gradients=True)
+    if wrong and repeatable and not decides and not carries and (kept := _gradients_left(subject)):
+        _, whole, _ = _resume(subject, run, gradients=kept)
         left = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
     return Resumption(
         steps=STEPS,
@@ -203,7 +202,7 @@ def _resume(
     *,
     closures: bool = False,
     carry: bool = False,
-    gradients: bool = False,
+    gradients: dict[str, torch.Tensor] | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], tuple[str, ...]]:
     """Go on from the checkpoint in the middle of a run.
 
@@ -212,7 +211,7 @@ def _resume(
         run: The uninterrupted one.
         closures: Whether to put back as well what the step's functions keep and no state_dict holds.
         carry: Whether to carry over as well what the saved objects keep and their states do not hold.
-        gradients: Whether to carry over as well the gradients of the parameters.
+        gradients: Those of the parameters, by name, to carry over as well.
 
     Returns:
         What the restored model evaluates, the values at the end, and what has a state in the checkpoint
@@ -241,8 +240,7 @@ def _resume(
         for name, carried in run.carried.items() if carry else ():
             give({"model": model, **live}.get(pairs.get(name, name)), carried)
         for name, parameter in model.named_parameters() if gradients else ():
-            grad = run.gradients.get(name)
-            parameter.grad = None if grad is None else grad.clone()
+            parameter.grad = (gradients or {}).get(name)
         _run(subject, model, made, STEPS, run.further)
         return evaluated, _values(model), unloaded
 
@@ -267,7 +265,6 @@ class _Through:
     evaluated: dict[str, torch.Tensor]
     missing: tuple[Missing, ...]
     carried: dict[str, Carried]
-    gradients: dict[str, torch.Tensor]
     further: int
     closures: tuple[str, ...]
     iterators: tuple[str, ...]
@@ -310,11 +307,6 @@ def _through(subject: Subject) -> _Through:
                     missing += unsaved(name, thing, inner[name], kept)
             with kept_module(model):
                 evaluated = _evaluate(subject, model)
-            gradients = {
-                n: p.grad.detach().clone()
-                for n, p in model.named_parameters()
-                if p.grad is not None and bool(p.grad.any())
-            }
             carried = _carried({"model": model, **pieces, **savable}, missing)
             further = LATER if any(carried.values()) else STEPS
             _run(subject, model, made, STEPS, further)
@@ -324,7 +316,6 @@ def _through(subject: Subject) -> _Through:
                 evaluated=evaluated,
                 missing=missing,
                 carried=carried,
-                gradients=gradients,
                 further=further,
                 closures=own,
                 iterators=held.iterators(),
@@ -344,14 +335,17 @@ def _carried(things: dict[str, Any], missing: tuple[Missing, ...]) -> dict[str, 
         return {}
 
 
-@contextlib.contextmanager
-def kept_module(model: nn.Module) -> Iterator[None]:
-    """Put a module back as it is now."""
-    state = ModuleState(model, copy_parameters=True)
-    try:
-        yield
-    finally:
-        state.restore(last=True)
+def _gradients_left(subject: Subject) -> dict[str, torch.Tensor]:
+    """Return the gradients that the steps before the checkpoint leave, by taking these steps again."""
+    contract = subject.contract
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        closures = ClosureState(contract.train_step, contract.optimizer, without=(model,))
+        try:
+            _run(subject, model, subject.make_optimizer(model), 0, STEPS)
+            held = ((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
+            return {n: grad.detach().clone() for n, grad in held if bool(grad.any())}
+        finally:
+            closures.restore()
 
 
 def _evaluate(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:

@@ -63,9 +63,7 @@ def drawn_labels(survey: Survey, measured: Labels) -> Drawn | None:
         for index in chosen:
             try:
                 sample = read(part.dataset, index, survey.seed + _OTHER_SEED + index)
-            except (
-                Exception
-            ):  # the user's dataset may raise anything; samples-unchanged tells of it
+            except Exception:  # of the user's dataset: samples-unchanged tells of it
                 return None
             again, before = describe_sample(index, sample), samples[index]
             if _inputs(again) != _inputs(before):
@@ -111,7 +109,7 @@ def told(part: Part, found: Drawn) -> Finding:
     place = found.place
     return suspicious(
         "label-drawn",
-        f"{part.prefix}labels of {part.name} are drawn anew at each read, their inputs are not",
+        f"{part.prefix}labels of {part.name} are drawn anew at each read while their inputs stay the same",
         culprits=[dataset_culprit(part, part.name, "draws the label", place)],
         location=place,
         observed=f"the label of sample {found.index} is {found.first:g} under one seed and {found.second:g} under "

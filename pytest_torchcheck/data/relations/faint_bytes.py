@@ -66,9 +66,8 @@ def misread(survey: Survey) -> Faint | Wrapped | None:
     with put_back(part.dataset, (index,)):
         for held in Contents(part.dataset, (index,)).arrays:
             row = _bytes(held.value, index, survey.count, alone=held.path.endswith(f"[{index}]"))
-            for seed in range(survey.seed + index, survey.seed + index + _SEEDS):
-                if row is None:
-                    break
+            seeds = range(survey.seed + index, survey.seed + index + _SEEDS)
+            for seed in seeds if row is not None else ():
                 try:
                     found = _misread(partial(_read, part.dataset, row, index, seed), held.path)
                 except Exception:  # the user's own code may refuse an image of one colour

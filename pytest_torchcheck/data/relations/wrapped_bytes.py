@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import math
 import operator
+from collections import Counter
+from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -33,21 +35,11 @@ _LIBRARIES: Final = frozenset({"random", "math", "numpy", "torch", "_random", "m
 _BUILTINS: Final = (int, float, abs, min, max, len, round, sum, pow)
 """Functions of Python that change nothing; of others, such as the methods of a list, that is not known."""
 _WRITING: Final = frozenset(
-    {
-        "sort",
-        "fill",
-        "resize",
-        "partition",
-        "put",
-        "shuffle",
-        "copyto",
-        "place",
-        "putmask",
-        "save",
-        "tofile",
-        "dump",
-    }
-)
+    {"sort", "fill", "resize", "partition", "put", "shuffle", "copyto", "place", "putmask", "save", "tofile", "dump"}
+)  # fmt: skip
+"""Names of what writes to what it is given."""
+_LOOKS: Final = 16
+"""How often the arithmetic of one line is computed ahead in one read: a loop over pixels is seen at its start."""
 _PLAIN: Final = (
     ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple, ast.UnaryOp, ast.unaryop, ast.BinOp,
     ast.operator, ast.Call, ast.keyword, ast.expr_context,
@@ -79,13 +71,16 @@ def wraps(call: Callable[[], _T]) -> tuple[_T, list[Wrapped]]:
     """
     found: list[Wrapped] = []
     known: dict[tuple[CodeType, int], list[_Arithmetic]] = {}
+    looks: Counter[tuple[CodeType, int]] = Counter()
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
             place = frame.f_code, frame.f_lineno
             if place not in known:
                 known[place] = _arithmetic(frame.f_code.co_filename, frame.f_lineno)
-            found.extend(wrap for node in known[place] for wrap in _wrapped(node, frame))
+            looks[place] += 1
+            ahead = known[place] if looks[place] <= _LOOKS else ()
+            found.extend(wrap for node in ahead for wrap in _wrapped(node, frame))
         return line
 
     def enter(frame: FrameType, event: str, _: Any) -> Any:
@@ -108,7 +103,10 @@ def _wrapped(node: _Arithmetic, frame: FrameType) -> Iterator[Wrapped]:
     apply = _OPERATORS[type(node.op)]
     names = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
     try:
-        with randomness_kept():  # the line itself draws the same numbers
+        calls = any(isinstance(part, ast.Call) for name in names for part in ast.walk(name))
+        with (
+            randomness_kept() if calls else nullcontext()
+        ):  # the line itself draws the same numbers
             first, second = (_value(part, frame) for part in names)
         if not _is_narrow(got := apply(first, second)):
             return

@@ -108,7 +108,7 @@ def holdings(model: nn.Module) -> list[Holding]:
         if type(owner) not in of_classes:
             of_classes[type(owner)] = _of_classes(type(owner))
         for name, value in (*_attributes(owner), *of_classes[type(owner)]):
-            if opaque(value) or type(value) in PLAIN:
+            if type(value) in PLAIN or opaque(value):
                 continue
             if _is_short_row(value) or isinstance(value, ATOMS):
                 continue
@@ -177,7 +177,7 @@ def _inside(value: Any, path: str, registered: set[int]) -> Iterator[tuple[str, 
     seen: set[int] = set()
     while stack and len(seen) < _MOST:
         path, via, thing, depth = stack.popleft()
-        if opaque(thing) or type(thing) in PLAIN or isinstance(thing, ATOMS):
+        if type(thing) in PLAIN or opaque(thing) or isinstance(thing, ATOMS):
             continue
         if id(thing) in seen or id(thing) in registered:
             continue

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.data.relations import wrapped_bytes
 
 
 class Tiles(Dataset):
@@ -110,3 +111,27 @@ def either(x):
 )  # fmt: skip
 def test_bytes_that_do_not(change):
     assert told(change).status == "passed"
+
+
+class ByPixel(Dataset):
+    """Adds up the bytes of a picture one by one."""
+
+    def __init__(self) -> None:
+        self.pictures = np.arange(1600, dtype=np.uint16).reshape(4, 20, 20).astype(np.uint8)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int):
+        total = 0.0
+        for row in self.pictures[index]:
+            for value in row:
+                total = total + float(value) * 2
+        return torch.full((2,), total / 400), index % 2
+
+
+def test_a_loop_over_pixels_is_computed_ahead_at_its_start_only(monkeypatch):
+    looks = []
+    monkeypatch.setattr(wrapped_bytes, "_wrapped", lambda node, frame: looks.append(node) or ())
+    Contract(dataset=ByPixel()).check(["samples-valid"])
+    assert 0 < len(looks) <= 6 * 64  # of 4 800 in the six reads that are traced
