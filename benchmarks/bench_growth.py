@@ -1,79 +1,90 @@
-"""What stays: memory of the process for each contract checked, and time of an explanation by the message's length.
+"""By how much a process grows that checks many contracts, beside one that runs as many empty tests.
 
-``tox -e bench`` prints both. Growth is what is left once what is freed has been given back to the system.
+``python -m pytest -q benchmarks/bench_growth.py`` prints both slopes, of the resident set, after a collection of garbage.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-from pathlib import Path
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from timing import median
+from timing import environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTRACTS = 120
+
+PROBE = """
+import gc
+import os
+
+done = [0]
+
+
+def pytest_runtest_logfinish(nodeid, location):
+    done[0] += 1
+    if done[0] % 500 == 0:
+        gc.collect()
+        with open("/proc/self/statm") as file:
+            held = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        print(f"@@ {done[0]} {held}", flush=True)
+"""
+
+MANY = f"""
+import torch.nn.functional as F
 from torch import nn
+from pytest_torchcheck import Contract, Labels
 
-from pytest_torchcheck import Contract
+contracts = [
+    Contract(name=f"net_{{number}}", model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
+             inputs="B 6", targets=Labels("B", classes=3), loss=F.cross_entropy)
+    for number in range({CONTRACTS})
+]
+"""
 
-CONTRACTS = 60
-WARM = 20
-MOST_KIB = 40.0
-LENGTHS = (20_000, 320_000)
-MOST_RATIO = 16.0
-"""An explanation that reads every character once may grow as the message does, by 16; its square would be 256."""
+EMPTY = """
+def made(tests):
+    def test(self):
+        pass
 
-
-class Net(nn.Module):
-    """Two layers; ``words`` makes the forward raise them, ``cut`` leaves the first without gradient."""
-
-    def __init__(self, words: str = "", *, cut: bool = False) -> None:
-        super().__init__()
-        self.words, self.cut = words, cut
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits, shape (batch, 2)."""
-        if self.words:
-            raise RuntimeError(self.words)
-        h = torch.relu(self.first(x))
-        return self.last(h.detach() if self.cut else h)
+    return type("Made", (), {f"test_{number}": test for number in range(tests)})
 
 
-def _resident() -> float:
-    """Return the pages that the process holds in memory, in KiB."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4.0
+for number in range(CONTRACTS):
+    globals()[f"TestMade{number}"] = made(TESTS)
+"""
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
-@pytest.mark.parametrize("cut", [False, True])
-def test_growth(cut: bool) -> None:
-    before = 0.0
-    for number in range(WARM + CONTRACTS):
-        if number == WARM:
-            before = _resident()
-        batch = torch.randn(6, 4), torch.randint(0, 2, (6,))
-        report = Contract(
-            model=lambda: Net(cut=cut), loss=nn.functional.cross_entropy, batch=batch
-        ).check()
-        assert report.ok != cut
-    grown = (_resident() - before) / CONTRACTS
-    print(f"\n{grown:6.1f} KiB for each contract ({'explained' if cut else 'sound'})")
-    assert grown < MOST_KIB
+def slope(folder: Path, text: str, *arguments: str) -> tuple[int, float]:
+    """Return how many tests ran, and by how many bytes each makes the process grow: from a third of them on."""
+    folder.mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "conftest.py").write_text(PROBE)
+    (folder / "test_many.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *arguments],
+        cwd=folder, env=environment(folder.parent), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if "@@" in line]
+    points = [(int(one[-2]), int(one[-1])) for one in lines]
+    (first, low), (last, high) = points[len(points) // 3], points[-1]
+    return last, (high - low) / (last - first)
 
 
-@pytest.mark.parametrize("unit", ["a", "7", "[1, ", "'a\" ", " ", "\n", "a.b.", "size [1] "])
-def test_messages(unit: str) -> None:
-    taken = []
-    for length in LENGTHS:
-        words = (unit * length)[:length]
-
-        def explain(words: str = words) -> object:
-            return Contract(model=Net(words), batch=torch.randn(6, 4)).check(["backward"])
-
-        explain()
-        taken.append(median(explain))
-    print(f"\n{unit!r:10} {taken[0] * 1e3:.1f} ms, {taken[1] * 1e3:.1f} ms")
-    assert taken[1] < taken[0] * MOST_RATIO
+def test_growth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Print what a process grows by for each contract, and for as many empty tests."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("it reads the resident set from /proc")
+    ran, ours = slope(tmp_path / "ours", MANY, "--torchcheck", "--torchcheck-checks=!overfit")
+    each = ran / CONTRACTS
+    head = f"CONTRACTS, TESTS = {CONTRACTS}, {round(each)}\n"
+    _, bare = slope(tmp_path / "bare", head + EMPTY)
+    with capsys.disabled():
+        print(
+            f"\na contract of {each:.0f} checks: the process grows by {ours * each / 1e6:.2f} MB; "
+            f"as many empty tests: {bare * each / 1e6:.2f} MB; ratio {ours / bare:.2f}"
+        )

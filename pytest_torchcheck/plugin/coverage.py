@@ -14,7 +14,7 @@ from ..render.text import place
 from . import options, tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ..findings import Report
     from ..functions.coverage import CoverageRow
@@ -28,7 +28,7 @@ _MOST_ROWS = 40
 class Ledger(Protocol):
     """What the contracts found, in this process and in others."""
 
-    def reports(self) -> Sequence[tuple[str, Report]]:
+    def reports(self) -> Iterable[tuple[str, Report]]:
         """Return the report of each contract with the id of its node."""
 
 
@@ -49,7 +49,7 @@ class Coverage:
     def rows(self) -> list[CoverageRow]:
         """Return the Functions that contracts applied, and those that the named packages define besides."""
         if self._rows is None:
-            reports = self.ledger.reports() if self.settings.enabled else []
+            reports = self.ledger.reports() if self.settings.enabled else ()
             found = [finding for _, report in reports for finding in report.findings]
             wanted = bool(self.settings.packages) and self.settings.enabled
             if not wanted and not any("coverage" in finding.evidence for finding in found):

@@ -21,11 +21,12 @@ from ..text.printable import message_of, printable
 from . import options, tasks
 from .collection.records import RECORD, plain
 from .coverage import page_table
+from .kept import Kept
 from .known import GONE
 from .summary import Tally, is_red, slowest, standing, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from .coverage import Coverage
     from .options import Options
@@ -44,9 +45,7 @@ class Ledger:
         self.config = config
         self.settings: Options = config.stash[options.KEY]
         self.order: dict[str, int] = {}
-        self.records: dict[
-            str, dict[str, str]
-        ] = {}  # as JSON, of which pytest's report holds the same
+        self.records = Kept()
         self.outcomes: dict[str, str] = {}
         # of items whose setup or teardown failed, what they came to before it
         self.before: dict[str, str] = {}
@@ -69,7 +68,15 @@ class Ledger:
         for nodeid in ids:
             self.order.setdefault(nodeid, len(self.order))
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, None, None]:
+        """Keep an item's findings small once all have read them: pytest keeps every report to the end."""
+        yield
+        self._note(report)
+        if hasattr(report, RECORD):
+            delattr(report, RECORD)
+
+    def _note(self, report: pytest.TestReport) -> None:
         """Keep an item's findings; a second attempt replaces the first."""
         record = getattr(report, RECORD, None)
         if report.failed and record is None:
@@ -77,13 +84,13 @@ class Ledger:
         if record is None and not self.records:  # the way of every test that has nothing to say
             return
         if report.when == "setup":
-            self.records.pop(report.nodeid, None)
+            self.records.forget(report.nodeid)
             self.bare.pop(report.nodeid, None)
             self.outcomes.pop(report.nodeid, None)
             self.before.pop(report.nodeid, None)
         if record is not None:
-            self.records.setdefault(report.nodeid, {})[str(report.when)] = record
-        if report.nodeid in self.records and (report.when != "teardown" or report.failed):
+            self.records.add(report.nodeid, str(report.when), record)
+        if report.nodeid in self.records.ids and (report.when != "teardown" or report.failed):
             # pytest counts it as an error, beside what the call came to
             if report.when != "call" and report.failed:
                 self.before[report.nodeid] = self.outcomes.get(report.nodeid, "")
@@ -91,31 +98,23 @@ class Ledger:
 
     # -- what is made of it -----------------------------------------------------------------------
 
-    def _by_node(self) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-        """Return the records of each contract, both in the order of collection."""
-        last = len(self.order)
-        grouped: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-        for nodeid in sorted(self.records, key=lambda one: (self.order.get(one, last), one)):
-            for record in map(json.loads, self.records[nodeid].values()):
-                grouped.setdefault(record["node"], []).append((nodeid, record))
-        return grouped
-
-    def reports(self) -> list[tuple[str, Report]]:
+    def reports(self) -> _Reports:
         """Return a report per contract, with its node id."""
-        return [(node, _report(records)) for node, records in self._by_node().items()]
+        return _Reports(self)
 
     def _spent(self) -> dict[str, tuple[float, float | None]]:
         """Return how long each check took and how long a plain step of its model takes, in seconds, by node id."""
         found = {}
-        for nodeid, texts in self.records.items():
-            for record in map(json.loads, texts.values()):
+        for _, records in self.records.by_node(self.order):
+            for nodeid, record in records:
                 if "spent" in record:
                     found[nodeid] = tuple(record["spent"])
         return found
 
     def tallies(self) -> dict[str, Tally]:
         """Return what pytest counts of every contract, by node id."""
-        return {node: self._tally(node, records) for node, records in self._by_node().items()}
+        found = self.records.by_node(self.order)
+        return {node: self._tally(node, records) for node, records in found}
 
     def _tally(self, node: str, records: Sequence[tuple[str, dict[str, Any]]]) -> Tally:
         ids = {nodeid: None for nodeid, _ in records}
@@ -141,10 +140,10 @@ class Ledger:
             ),
         )
 
-    def document(self, reports: Sequence[tuple[str, Report]]) -> dict[str, Any]:
+    def document(self, reports: Iterable[tuple[str, Report]]) -> dict[str, Any]:
         """Return what the JSON file holds."""
-        records, tallies = self._by_node(), self.tallies()
-        contracts = []
+        tallies, contracts = self.tallies(), []
+        of = dict(self.records.by_node(self.order))
         for node, report in reports:
             cases = [
                 {
@@ -153,7 +152,7 @@ class Ledger:
                     "outcome": self.outcomes.get(nodeid, ""),
                     "seconds": record["seconds"],
                 }
-                for nodeid, record in records[node]
+                for nodeid, record in of[node]
             ]
             plain = {**json.loads(report.to_json()), "verdict": standing(report, tallies[node])}
             contracts.append({"node": node, "cases": cases, **plain})
@@ -192,7 +191,7 @@ class Ledger:
         reports = self.reports()
         for path, make in wanted.items():
             self._write(path, functools.partial(make, reports))
-        if step is not None and reports:
+        if step is not None and self.records:
             self._append(step, self._markdown(reports))
 
     @property
@@ -200,7 +199,7 @@ class Ledger:
         """Lines of the file of known findings to be removed."""
         return self.config.stash.get(GONE, [])
 
-    def _wanted(self) -> dict[Path, Callable[[Sequence[tuple[str, Report]]], str]]:
+    def _wanted(self) -> dict[Path, Callable[[Iterable[tuple[str, Report]]], str]]:
         """Return what makes each report file that was asked for."""
         makers = {
             self.settings.json: self._json,
@@ -210,21 +209,21 @@ class Ledger:
         }
         return {path: make for path, make in makers.items() if path is not None}
 
-    def _json(self, reports: Sequence[tuple[str, Report]]) -> str:
+    def _json(self, reports: Iterable[tuple[str, Report]]) -> str:
         return strict_json(self.document(reports)) + "\n"
 
-    def _html(self, reports: Sequence[tuple[str, Report]]) -> str:
+    def _html(self, reports: Iterable[tuple[str, Report]]) -> str:
         tables = []
         if self.coverage is not None and self.coverage.rows():
             tables.append(page_table(self.coverage.rows()))
         page: str = _render_html([report for _, report in reports], tables=tables)
         return page
 
-    def _sarif(self, reports: Sequence[tuple[str, Report]]) -> str:
+    def _sarif(self, reports: Iterable[tuple[str, Report]]) -> str:
         root = Path(os.environ.get("GITHUB_WORKSPACE") or self.config.rootpath)
         return strict_json(_sarif(reports, root=root, version=__version__)) + "\n"
 
-    def _markdown(self, reports: Sequence[tuple[str, Report]]) -> str:
+    def _markdown(self, reports: Iterable[tuple[str, Report]]) -> str:
         line: str = _summary_line((report for _, report in reports), gone=len(self.gone))
         return line
 
@@ -255,7 +254,7 @@ class Ledger:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """List the contracts with their counts and causes; annotate the lines on GitHub."""
         reports = self.reports()
-        if reports and self.config.get_verbosity() >= 0:
+        if self.records and self.config.get_verbosity() >= 0:
             terminalreporter.section("torchcheck", sep="=")
             verbosity = self.config.get_verbosity()
             lines = summary(reports, self.tallies(), verbosity=verbosity, gone=len(self.gone))
@@ -273,6 +272,17 @@ class Ledger:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             for line in github_annotations(report for _, report in reports):
                 terminalreporter.write_line(line)
+
+
+class _Reports:
+    """A report per contract with its node id, made anew each time that it's asked for: all of them at once are large."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __iter__(self) -> Iterator[tuple[str, Report]]:
+        ledger = self._ledger
+        return ((node, _report(records)) for node, records in ledger.records.by_node(ledger.order))
 
 
 def _spare_hypothesis(config: pytest.Config) -> None:

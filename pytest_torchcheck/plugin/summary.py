@@ -68,7 +68,7 @@ def is_red(report: Report, tally: Tally | None) -> bool:
 
 
 def summary(
-    reports: Sequence[tuple[str, Report]],
+    reports: Iterable[tuple[str, Report]],
     tallies: Mapping[str, Tally] | None = None,
     *,
     verbosity: int = 0,
@@ -77,7 +77,7 @@ def summary(
     """Return the lines of the terminal summary with their markup: what is broken first, then what holds.
 
     Args:
-        reports: One for each contract, by its node id.
+        reports: One for each contract, by its node id; gone through several times.
         tallies: What pytest counts of each.
         verbosity: pytest's.
         gone: How many known findings are gone, so that the run fails.
@@ -96,16 +96,21 @@ def summary(
                 (f"{node}: nothing checked: {_counts(report)}", {"red" if red else "yellow": True})
             )
             lines += [(f"  {text}", {}) for text in _undecided(report)]
-    sound = [(node, report) for node, report in reports if stands[node] == "ok"]
-    for node, report in sound if len(sound) <= _MOST_LISTED or verbosity > 0 else []:
+    verdicts = list(stands.values())
+    listed = {
+        one for one in ("ok", "unchanged") if verbosity > 0 or verdicts.count(one) <= _MOST_LISTED
+    }
+    for node, report in reports if "ok" in listed else ():
+        if stands[node] != "ok":
+            continue
         doubtful = any(report.with_status("suspicious", "inconclusive"))
         lines.append((f"{node}: ok: {_counts(report)}", {"yellow" if doubtful else "green": True}))
         if verbosity > 1:
             lines += [(f"  {text}".rstrip(), {}) for text in render_measured(report)]
-    unchanged = [(node, report) for node, report in reports if stands[node] == "unchanged"]
-    for node, report in unchanged if len(unchanged) <= _MOST_LISTED or verbosity > 0 else []:
-        lines.append((f"{node}: unchanged: {_counts(report)}", {"yellow": True}))
-    total = _total(reports, list(stands.values()), tallies)
+    for node, report in reports if "unchanged" in listed else ():
+        if stands[node] == "unchanged":
+            lines.append((f"{node}: unchanged: {_counts(report)}", {"yellow": True}))
+    total = _total(reports, verdicts, tallies)
     if gone:
         total += f"; {stale_lines(gone)}"
     lines.append((total, {"bold": True} | ({"red": True} if gone else {})))
@@ -131,16 +136,18 @@ def slowest(spent: Mapping[str, tuple[float, float | None]], most: int) -> list[
 
 
 def _total(
-    reports: Sequence[tuple[str, Report]], stands: Sequence[str], tallies: Mapping[str, Tally]
+    reports: Iterable[tuple[str, Report]], stands: Sequence[str], tallies: Mapping[str, Tally]
 ) -> str:
     parts = [
         f"{stands.count(one)} {one}"
         for one in _WORST
         if one in ("violated", "ok") or stands.count(one)
     ]
-    checks = sum(
-        len({(f.check, f.device, f.dtype) for f in report.findings}) for _, report in reports
-    )
+    sizes = [
+        (len({(f.check, f.device, f.dtype) for f in report.findings}), report.seconds)
+        for _, report in reports
+    ]
+    checks = sum(size for size, _ in sizes)
     told = _count(checks, "check")
     if tallies:
         made = {
@@ -150,8 +157,8 @@ def _total(
         words = {name: name for name in made} | {"errors": "error" + "s" * (made["errors"] != 1)}
         each = ", ".join(f"{number} {words[name]}" for name, number in made.items() if number)
         told = f"{_count(sum(tally.items for tally in tallies.values()), 'check')} ({each})"
-    seconds = sum(report.seconds for _, report in reports)
-    return f"{_count(len(reports), 'contract')}: {', '.join(parts)}; {told} in {seconds:.1f} s"
+    seconds = sum(spent for _, spent in sizes)
+    return f"{_count(len(sizes), 'contract')}: {', '.join(parts)}; {told} in {seconds:.1f} s"
 
 
 def _count(number: int, noun: str) -> str:

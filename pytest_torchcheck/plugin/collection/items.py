@@ -183,10 +183,6 @@ class CheckItem(pytest.Item):
         if owned and kind in ACCELERATORS and self.get_closest_marker(kind) is None:
             mark: pytest.MarkDecorator = getattr(pytest.mark, kind)
             self.add_marker(mark(min_gpus=int(index) + 1) if index else mark)
-        location = self.parent.contract.location
-        self._place = (
-            (Path(location.file), location.line - 1) if location is not None else (self.path, 0)
-        )
 
     def runtest(self) -> None:
         """Run the case and raise what its findings come to."""
@@ -258,7 +254,11 @@ class CheckItem(pytest.Item):
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """Return where the contract is declared, and how reports call the item."""
-        return (*self._place, f"{self.parent.name}::{self.name}")
+        location = self.parent.contract.location
+        path, line = (
+            (self.path, 0) if location is None else (Path(location.file), location.line - 1)
+        )
+        return (path, line, f"{self.parent.name}::{self.name}")
 
 
 def _settle(runner: Runner, made: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -269,6 +269,9 @@ def _settle(runner: Runner, made: tuple[Finding, ...]) -> tuple[Finding, ...]:
         a.key == b.key and a.summary == b.summary for a, b in zip(tail, made, strict=True)
     )
     return tail if same else made
+
+
+_SHARED: Final[dict[tuple[str, str], tuple[str, str]]] = {}  # reports are kept, and say the same
 
 
 def _properties(contract: str, case: Case, findings: Sequence[Finding]) -> list[tuple[str, str]]:
@@ -283,4 +286,4 @@ def _properties(contract: str, case: Case, findings: Sequence[Finding]) -> list[
     codes = dict.fromkeys(f.code for f in findings if f.status in ("violated", "suspicious"))
     if codes:
         found.append(("torchcheck_codes", ",".join(codes)))
-    return found
+    return [_SHARED.setdefault(pair, pair) for pair in found]
