@@ -15,6 +15,7 @@ from ...findings import Culprit, Finding, Location
 from ...loop.closures import functions_of
 from ...loop.replay import last_written
 from ...probes.recorded.watch import Watch, name_of, tensors_in
+from ...record.tracing import find_line, line_of
 from ...runs.training.stale_copies import STEPS, moving_without
 from ...subject.errors import SubjectError
 from ...text.wording import names_text
@@ -28,6 +29,7 @@ from .optimizers import optimizer_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import FrameType
 
     import torch
 
@@ -285,15 +287,19 @@ def taken_back(subject: Subject, shares: Mapping[str, float]) -> Finding:
 
 
 def _mode_line(subject: Subject, qualified: str) -> Location | None:
-    """Return the line of an overridden ``train`` that switches a module, from the nearest owner up."""
-    parts = qualified.split(".") if qualified else []
-    for depth in range(len(parts), -1, -1):
-        owner = subject.model.get_submodule(".".join(parts[:depth]))
-        method = type(owner).train
-        place = sources.of_object(method)
-        if place is not None and sources.rank(place.file):
-            return sources.search(method, r"super\(\)\.train|\.train\(") or place
-    return None
+    """Return the last line of an overridden ``train`` that puts a module in training mode, or None."""
+    last: list[Location] = []
+    with subject.pristine() as model:
+        module = model.get_submodule(qualified)
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            if module.training and event != "call":
+                last.append(line_of(frame.f_code, line))
+            module.training = False  # so that a later line which sets it again is seen
+            return False
+
+        find_line(model.train, watcher)
+    return last[-1] if last else None
 
 
 _CALLS_TRAIN = r"(?<!super\(\))\.train\("

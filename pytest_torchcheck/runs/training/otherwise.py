@@ -289,7 +289,7 @@ def _drifting_teachers(
 ) -> list[str]:
     """Return running statistics that steps change in parts that are frozen as a whole and train nothing.
 
-    Such a part runs under ``torch.no_grad()`` and holds none but frozen parameters: what it gives is
+    Such a part holds none but frozen parameters, and no gradient goes through it: what it gives is
     a target or a feature, and follows its statistics. Cost: 1 forward, or step, where there is such a part.
 
     Args:
@@ -304,14 +304,17 @@ def _drifting_teachers(
         own = [f"{name}.{n}" for n, _ in module.named_parameters()]
         if name and own and not inside and still.issuperset(own):
             whole.append(name)
-    found = [n for n in moving if any(n.startswith(f"{one}.") for one in whole)]
+    may = (n for n in moving if not subject.is_promised("MayChange", n))
+    found = [n for n in may if any(n.startswith(f"{one}.") for one in whole)]
     if not found:
         return []
     graphs: dict[str, set[bool]] = {}
     with subject.pristine(steps=True, train=True, seeded=True) as model:
         handles = [
-            model.get_submodule(name).register_forward_pre_hook(
-                lambda *_, name=name: graphs.setdefault(name, set()).add(torch.is_grad_enabled())
+            model.get_submodule(name).register_forward_hook(
+                lambda _module, _arguments, output, name=name: graphs.setdefault(name, set()).update(
+                    one.requires_grad for one in trees.floats(output).values()
+                )
             )
             for name in whole
         ]

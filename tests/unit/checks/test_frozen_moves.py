@@ -240,32 +240,54 @@ class Distils(nn.Module):
         return self.student(x), wanted
 
 
-def drifting(stays, graph=False, names=None):
-    model = Distils(stays, graph)
+class Probe(Distils):
+    """A head on features of the frozen part; with a trained layer before it, a gradient goes through."""
+
+    def __init__(self, stays, graph=False):
+        super().__init__(stays, graph)
+        self.before = nn.Linear(4, 4) if graph else nn.Identity()
+        self.student = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.student(self.teacher(self.before(x))), torch.zeros(len(x), 2)
+
+
+def drifting(stays, graph=False, names=None, kind=Distils, more=()):
+    model = kind(stays, graph)
     named = names or tuple(f"teacher.{n}" for n, _ in model.teacher.named_parameters())
     made = Contract(
-        model=lambda: Distils(stays, graph),
+        model=lambda: kind(stays, graph),
         inputs="B 4",
         loss=lambda output: F.mse_loss(*output),
         optimizer=lambda m: torch.optim.SGD(m.student.parameters(), lr=0.1),
-        promises=(promises.Frozen(*named, reason="trained before"),),
+        promises=(promises.Frozen(*named, reason="trained before"), *more),
     )
     return made.check(["frozen-stays"]).findings
 
 
-def test_a_part_that_is_frozen_by_its_parameters_and_runs_without_a_graph():
-    (finding,) = drifting(stays=False)
+@pytest.mark.parametrize(("kind", "graph"), [(Distils, False), (Distils, True), (Probe, False)])
+def test_a_part_that_is_frozen_by_its_parameters_and_trains_nothing(kind, graph):
+    (finding,) = drifting(stays=False, graph=graph, kind=kind)
     assert (finding.status, finding.code) == ("violated", "frozen-statistics")
     assert finding.location.text.endswith("# HERE")
     assert {"teacher.1.running_mean", "train"} <= {c.name for c in finding.culprits}
 
 
 @pytest.mark.parametrize(
-    ("stays", "graph", "names"),
-    [(True, False, None), (False, True, None), (False, False, ("teacher.0.weight",))],
+    ("stays", "graph", "names", "kind"),
+    [
+        (True, False, None, Distils),
+        (False, True, None, Probe),
+        (False, False, ("teacher.0.weight",), Distils),
+    ],
 )
-def test_statistics_that_may_follow_the_batches(stays, graph, names):
-    assert [f.status for f in drifting(stays, graph, names)] == ["passed"]
+def test_statistics_that_may_follow_the_batches(stays, graph, names, kind):
+    assert [f.status for f in drifting(stays, graph, names, kind)] == ["passed"]
+
+
+def test_statistics_of_a_frozen_part_that_are_said_to_follow_the_batches():
+    adapts = promises.MayChange("teacher.1.*", reason="statistics are adapted to the new domain")
+    assert [f.status for f in drifting(stays=False, kind=Probe, more=(adapts,))] == ["passed"]
 
 
 class Jittered(nn.Module):
