@@ -18,7 +18,7 @@ from .relations.jacobians import Block, as_real, numerical, real_size
 from .relations.jumps import nearly, stepwise
 from .relations.relation import Relation, Shapes
 from .relations.search import find_relation, follows_size
-from .target import MEANT, only_passes_on
+from .target import MEANT, keeps_nothing, only_passes_on
 
 if TYPE_CHECKING:
     from ..findings import Finding
@@ -240,8 +240,8 @@ _ON_PURPOSE = (
 def _is_meant(target: Target, call: Call, relation: Relation, block: Block) -> bool:
     """Say whether nobody writes such a Function by accident: its only effect is a gradient of its own.
 
-    That is so where forward is locally constant or moves in steps (spikes, rounding), where it bounds values
-    on both sides and backward passes everything, where a Function that is named as a straight-through
+    That is so where forward is locally constant or moves in steps (spikes, rounding), where backward passes
+    everything and forward bounds values on both sides, or keeps nothing that could tell backward of a bound, where a Function that is named as a straight-through
     estimator lets a gradient through, and where forward is the identity and backward multiplies by a
     constant or a mask (gradient reversal, scaling, stopping) or adds to it (a penalty, an auxiliary loss).
     """
@@ -255,7 +255,10 @@ def _is_meant(target: Target, call: Call, relation: Relation, block: Block) -> b
         own = target.function
         named = own is not None and _STRAIGHT.search(f"{own.__name__}\n{own.__doc__ or ''}")
         through = same is not None and block.close(block.analytical, same)
-        return bool(named) or (through and _bounded(call.values[block.index], block))
+        meant = through and (
+            _bounded(call.values[block.index], block) or keeps_nothing(target, call)
+        )
+        return bool(named) or meant
     return (
         relation.code in ("gradcheck-scale", "gradcheck-sign")
         and same is not None

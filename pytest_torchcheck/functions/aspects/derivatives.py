@@ -61,7 +61,7 @@ def check_first(target: Target, *, fresh: bool = False, explain: bool = True) ->
         known = {finding.code for finding in outcome.findings}
         larger = projected(target, target.original, full_size=True)
         told = {f"gradcheck-{kind}" for kind in ("mismatch", "scale", "surrogate")}
-        known |= told if "gradcheck-surrogate" in known else set()
+        known |= told if known & {"gradcheck-surrogate", "gradcheck-mask"} else set()
         larger.findings = [f for f in larger.findings if f.code not in known]  # told once
         outcome.add(larger)
     if target.surrogate is not None and not outcome.violated:

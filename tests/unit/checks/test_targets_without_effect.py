@@ -115,3 +115,34 @@ def same_classes(output, label):
 
 def test_labels_that_are_only_compared_with_each_other():
     assert not unchanging(same_classes)
+
+
+class Masked(nn.Module):
+    """Hides some positions while it trains, and says which: a loss of these alone has nothing to compare in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        hidden = torch.zeros(x.shape[:2], dtype=torch.bool)
+        if self.training:
+            hidden = torch.rand(x.shape[:2]) < 0.5
+        return self.head(torch.tanh(self.layer(x * ~hidden[..., None]))), hidden
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_loss_of_what_training_hides_is_asked_with_an_output_of_training(reads):
+    def loss(output, y):
+        scores, hidden = output
+        wanted = y if reads else scores.argmax(-1)
+        return F.cross_entropy(scores[hidden], wanted[hidden], reduction="sum") / max(
+            1, hidden.sum()
+        )
+
+    torch.manual_seed(0)
+    batch = (torch.randn(4, 6, 3),), torch.randint(0, 4, (4, 6))
+    report = Contract(model=Masked, batch=batch, loss=loss).check(["target-ownership"])
+    assert [f.code for f in report.with_status("violated")] == (
+        [] if reads else ["targets-ignored"]
+    )
