@@ -11,6 +11,7 @@ broadcast = One("diagnosis.loss.consumed:broadcast", "loss-broadcast")
 changed_arguments = One(
     "diagnosis.loss.consumed:changed_arguments", "output-mutated target-mutated", doubtful=True
 )
+cosine_axis = One("diagnosis.loss.unit_vectors:cosine_axis", "cosine-axis")
 crossed_axes = One("diagnosis.loss.wrong_input:crossed_axes", "distribution-axes", doubtful=True)
 dead_term = One("diagnosis.loss.consumed:dead_term", "derivative-without-graph")
 lost_loss = One("diagnosis.loss.idle_terms:lost_loss", "result-unread")

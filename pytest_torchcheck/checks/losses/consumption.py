@@ -165,6 +165,8 @@ def _inputs(subject: Subject, seen: LossEvidence, known: set[str]) -> Iterator[F
         yield explain.unstable_log(subject, unstable)
     if seen.crossed and "distribution-axes" not in known:
         yield explain.crossed_axes(seen.crossed[0])
+    if seen.cosines and "cosine-axis" not in known:
+        yield explain.cosine_axis(seen.cosines[0])
     labels = subject.contract.targets
     if isinstance(labels, Labels) and isinstance(labels.classes, int) and labels.classes > 2:
         compared = next((u for u in seen.consumed if u.whole), None)

@@ -17,6 +17,7 @@ from .axes import CrossedAxes, FocalMeans
 from .directions import Comparisons
 from .noise import NoiseTargets
 from .undefined import UndefinedValues
+from .unit_vectors import UnitVectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -170,7 +171,7 @@ class LossWatch(Watch):
         self.samples: list[Op] = []
         self.logs: list[LogOf] = []
         self.derivatives = DeadTerms()
-        self.axes = CrossedAxes()
+        self.axes, self.lengths = CrossedAxes(), UnitVectors()
         self.focal = FocalMeans()
         self.comparisons = Comparisons()
         self.undefined = UndefinedValues()
@@ -218,6 +219,7 @@ class LossWatch(Watch):
             self.derivatives.see(name, bare, args, kwargs, result, lambda: self.op(name))
             self.comparisons.see(name, args, kwargs, result, lambda: self.op(name))
             self.axes.see(name, bare, args, kwargs, result, lambda: self.op(name))
+            self.lengths.see(bare, args, kwargs, result, lambda: self.op(name))
             self.noise.see(name, bare, args, kwargs, result, lambda: self.op(name))
             self.focal.see(name, bare, args, result, lambda: self.op(name))
             if self._losing and not self.scopes:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ...probes.loss.slopes import LossOfOutput
     from ...probes.loss.terms import IdleTerm
     from ...probes.loss.undefined import Undefined
+    from ...probes.loss.unit_vectors import OtherAxis
     from ...subject import Subject
 
 
@@ -121,7 +122,7 @@ class LossEvidence:
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
     ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train nothing,
     ``fed`` whether a step gave the model its samples in one order, ``crossed`` the probabilities that meet
-    log-probabilities of another dimension, ``undefined`` the functions that gave NaN for finite numbers,
+    log-probabilities of another dimension, ``cosines`` the products of unit vectors that give none, ``undefined`` the functions that gave NaN for finite numbers,
     ``noise`` the predictions that are compared with random ones, ``loses`` whether a result went unread,
     ``terms`` how many numbers the loss is the sum of.
     """
@@ -138,6 +139,7 @@ class LossEvidence:
     logs: tuple[LogOf, ...] = ()
     norms: tuple[PartialNorm, ...] = ()
     crossed: tuple[Crossed | Scattered | OfOtherRows, ...] = ()
+    cosines: tuple[OtherAxis, ...] = ()
     undefined: tuple[Undefined, ...] = ()
     noise: tuple[NoiseTarget, ...] = ()
     outputs: dict[str, float] = field(default_factory=dict)
@@ -225,6 +227,7 @@ class LossSight:
             written=written,
             dead=tuple(self.watch.derivatives.found),
             crossed=self.watch.axes.every(),
+            cosines=tuple(self.watch.lengths.found),
             undefined=tuple(self.watch.undefined.found),
             focal=tuple(self.watch.focal.found),
             noise=tuple(self.watch.noise.found),

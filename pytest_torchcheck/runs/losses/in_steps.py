@@ -119,6 +119,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             directions=watch.comparisons.directions(value),
             fed=len(watch.orders) == 1,
             crossed=watch.axes.every(),
+            cosines=tuple(watch.lengths.found),
             noise=tuple(watch.noise.found),
             undefined=tuple(watch.undefined.without_pull()),
         )

@@ -312,9 +312,9 @@ def _drifting_teachers(
     with subject.pristine(steps=True, train=True, seeded=True) as model:
         handles = [
             model.get_submodule(name).register_forward_hook(
-                lambda _module, _arguments, output, name=name: graphs.setdefault(name, set()).update(
-                    one.requires_grad for one in trees.floats(output).values()
-                )
+                lambda _module, _arguments, output, name=name: graphs.setdefault(
+                    name, set()
+                ).update(one.requires_grad for one in trees.floats(output).values())
             )
             for name in whole
         ]
