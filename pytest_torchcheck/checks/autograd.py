@@ -291,7 +291,8 @@ def gradients_finite(subject: Subject) -> Iterator[Finding]:
 
     What eval mode gives is run without gradients, as in use: kernels that only run there count too.
     NaN and infinities that the model writes on purpose, as -inf for masked scores, are none of these. Whole
-    numbers of 8 or 16 bits may not wrap around. Hooks on parameters are laid aside: they may hide NaN.
+    numbers of 8 or 16 bits may not wrap around, and neighbours among positions in half precision may not become
+    one number, at this size or at the largest that is declared. Hooks on parameters are laid aside: they may hide NaN.
     """
     trained = any(p.requires_grad for p in subject.model.parameters())
     if trained:
@@ -325,9 +326,21 @@ def gradients_finite(subject: Subject) -> Iterator[Finding]:
     if subject.dtype is None and (over := observe(subject).signals.wrapped):
         yield explain.wrapped(over[0])
         return
+    for run in observe(subject).signals.merged if subject.dtype is None else ():
+        largest = _largest(subject, run.size)
+        if run.left < run.size or largest > run.most:
+            yield explain.merged(run, largest)
+            return
     yield passed(
         f"loss {seen.loss:.4g} and {len(seen.stats)} gradients are finite, norm {seen.norm:.3g}"
     )
+
+
+def _largest(subject: Subject, size: int) -> int:
+    """Return the largest size that is declared of what has one in the base batch; 0 where nothing is."""
+    sizes, symbols = subject.batch().sizes, subject.source.symbols
+    alike = [symbols[name] for name, value in sizes.items() if value == size and name in symbols]
+    return max((span.high for span in alike if span.declared), default=0)
 
 
 def inputs_unchanged(subject: Subject) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ changed_inputs = Each(
 missing = Each("diagnosis.gradient.missing:missing", "grad-none", seen=True)
 not_given = Each("diagnosis.gradient.missing:not_given", "grad-none", doubtful=True, seen=True)
 non_finite_at = One("diagnosis.gradient.non_finite:at_size", "non-finite-forward")
+merged = One("diagnosis.gradient.non_finite:merged", "positions-merge")
 wrapped = One("diagnosis.gradient.non_finite:wrapped", "integer-wraps")
 non_finite = Each(
     "diagnosis.gradient.non_finite:non_finite", "non-finite-forward non-finite-gradient", seen=True

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Location
     from ...probes.numbers.domains import NonFinite
-    from ...probes.numbers.wrapping import Wrapped
+    from ...probes.numbers.wrapping import Merged, Wrapped
     from ...subject import Subject
 
 
@@ -306,6 +306,26 @@ def wrapped(found: Wrapped) -> Finding:
         cause=f"the operands are {found.dtype}, and so is the result, which does not fit into it",
         because="the same call with its operands in int64 gives other numbers",
         fix=f"convert the operands{line} to float32 or int32 first",
+    )
+
+
+def merged(found: Merged, size: int) -> Finding:
+    """Explain a run of whole numbers of which half precision makes one number of several."""
+    line, most, dtype = on_line(found.location), found.most, found.dtype
+    now = found.left < found.size
+    return violated(
+        "positions-merge",
+        f"{found.op}{line} takes a run of whole numbers to {dtype}, in which neighbours beyond {most} are equal",
+        culprits=[Culprit("call", found.op, f"takes a run of numbers to {dtype}", found.location)],
+        location=found.location,
+        observed=f"of {found.size} numbers {found.left} are different ones in {dtype}"
+        if now
+        else f"{found.size} numbers here, and up to {size} of them are declared; {dtype} tells the first {most} apart",
+        cause=f"{dtype} has no {most + 1}: it rounds it to {most}, so that later positions share their values",
+        because=f"each number of the run is one more than the one before it, and in {dtype} they are no longer"
+        if now
+        else f"torch.tensor({most + 1}.0).to(torch.{dtype}) is {most}",
+        fix=f"count{line} in float32 or int64, and convert what is computed of the positions, not the positions",
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..recorded.overwriting import Overwriting
     from .grouped import Regrouped
     from .views import IdleChoice, Moved
-    from .wrapping import Wrapped
+    from .wrapping import Merged, Wrapped
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -136,6 +136,7 @@ class Signals:
         idle_choices: Choices by index among equal entries, which differ between samples.
         overwriting: Lines that write values with a graph over their own earlier ones, which nothing has read.
         wrapped: Operations on narrow whole numbers whose results do not fit into them.
+        merged: Runs of whole numbers that were taken to half precision.
         drawn: Functions that drew random numbers, other than for a dropout of values with a gradient.
     """
 
@@ -154,6 +155,7 @@ class Signals:
     idle_choices: list[IdleChoice] = field(default_factory=list)
     overwriting: list[Overwriting] = field(default_factory=list)
     wrapped: list[Wrapped] = field(default_factory=list)
+    merged: list[Merged] = field(default_factory=list)
     drawn: set[str] = field(default_factory=set)
 
 

@@ -26,7 +26,7 @@ from ..recorded.watch import (
 from . import grouped
 from .signal_facts import DRAWS, WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
 from .views import CHOICES, SEEN, Choices, Views
-from .wrapping import NARROW, wrapped
+from .wrapping import HALF, NARROW, merged, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -263,6 +263,8 @@ class SignalWatch(Watch):
             return
         if outside and result.dtype in NARROW and len(self.seen.wrapped) < _FEW:
             self.seen.wrapped += wrapped(func, args, kwargs, result, self.locate)
+        if outside and result.dtype in HALF and len(self.seen.merged) < _FEW:
+            self.seen.merged += merged(func, args, kwargs, result, self.locate)
         if not result.is_floating_point() or not readable(result):
             return
         if outside and name in SQUASHING:

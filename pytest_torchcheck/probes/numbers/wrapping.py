@@ -1,4 +1,4 @@
-"""Whole numbers in a narrow dtype that an operation wraps around: 3 - 5 is 254 in uint8."""
+"""Whole numbers that a narrow dtype cannot tell apart: 3 - 5 is 254 in uint8, and 257 is 256 in bfloat16."""
 
 from __future__ import annotations
 
@@ -72,6 +72,60 @@ def wrapped(
         got=int(result.flatten()[first]),
     )
     return [found]
+
+
+HALF = {torch.bfloat16: 256, torch.float16: 2048}
+"""Up to which whole number each of these tells neighbours apart: its significand has 8, or 11, bits."""
+_MOST_NUMBERS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A run of whole numbers, as positions are, in a dtype in which neighbours become one number.
+
+    Attributes:
+        op: What took it to the dtype.
+        location: The line.
+        dtype: The dtype, such as ``bfloat16``.
+        size: How many numbers the run has.
+        left: How many of them are different ones in the dtype.
+        most: Up to which whole number the dtype tells neighbours apart.
+    """
+
+    op: str
+    location: Location | None
+    dtype: str
+    size: int
+    left: int
+    most: int
+
+
+def merged(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    result: Tensor,
+    locate: Callable[[], Location | None],
+) -> list[Merged]:
+    """Return what a call of a half-precision result makes of runs of whole numbers that it is given, or makes."""
+    name = func.__name__
+    if name == "arange":
+        counted = torch.arange(*args, **{**kwargs, "dtype": torch.int64})
+        runs = [counted] if len(counted) == result.numel() else []
+    else:
+        given = (a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor))
+        runs = [t for t in given if t.dtype != result.dtype and not t.is_meta and not t.is_nested]
+    found = []
+    for run in runs:
+        line = run.detach().squeeze()
+        if not 2 < line.numel() <= _MOST_NUMBERS or line.is_complex() or line.dtype == torch.bool:
+            continue
+        line = line.reshape(-1, line.shape[-1])[0]
+        if len(line) > 2 and bool((line.diff() == 1).all()):
+            dtype = str(result.dtype).removeprefix("torch.")
+            left = len(line.to(result.dtype).unique())
+            found.append(Merged(name, locate(), dtype, len(line), left, HALF[result.dtype]))
+    return found[:1]
 
 
 def _widened(value: Any) -> Any:
