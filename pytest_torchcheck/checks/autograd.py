@@ -29,6 +29,7 @@ from ..runs.omitted import read_where_given
 from ..runs.training.observation import observe
 from ..runs.training.otherwise import in_live_memory, trained_in_step, written_by_step
 from ..runs.training.steps import trajectory, untrainable
+from ..runs.variants.apart import overwritten_inputs
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..subject.gradients import Gradients, clear_gradients, gradient_stats
@@ -344,7 +345,11 @@ def _largest(subject: Subject, size: int) -> int:
 
 
 def inputs_unchanged(subject: Subject) -> Iterator[Finding]:
-    """Compare every input before and after a forward in both modes."""
+    """Compare every input before and after a forward in both modes.
+
+    A block of the model that activates its own input in place overwrites what its skip connection or its caller reads:
+    with a copy there, the output may not be another one.
+    """
     for train in (False, True):
         seen = forward_facts(subject, train=train)
         if seen.changed_inputs:
@@ -362,6 +367,9 @@ def inputs_unchanged(subject: Subject) -> Iterator[Finding]:
                 location=sources.of_object(type(subject.model).forward),
             )
             return
+    if (written := overwritten_inputs(subject)) is not None:
+        yield explain.overwritten_input(subject, written)
+        return
     if not seen.inputs:
         yield inconclusive("the model takes no tensor that it could change")
         return

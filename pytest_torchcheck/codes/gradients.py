@@ -11,6 +11,9 @@ nothing_trainable = One(
 )
 off = Each("diagnosis.gradient.freezing:off", "grad-off", doubtful=True, seen=True)
 
+overwritten_input = One(
+    "diagnosis.gradient.changed_inputs:overwritten_input", "block-input-overwritten"
+)
 changed_inputs = Each(
     "diagnosis.gradient.changed_inputs:changed_inputs", "input-mutated", seen=True
 )

@@ -10,7 +10,7 @@ import torch
 from ... import sources
 from ...explanation import by_forward, counted, on_line
 from ...findings import Culprit, Finding
-from ...objects import trees
+from ...objects import peek, trees
 from ...probes.holding.aliasing import find_alias
 from ...probes.holding.leaks import grad_line
 from ...probes.recorded.watch import Watch, name_of
@@ -27,7 +27,33 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ...probes.gradient.kept_graph import KeptGraph
     from ...probes.holding.aliasing import Alias
+    from ...probes.recorded.overwriting import InPlace
     from ...subject import Subject
+
+
+def overwritten_input(subject: Subject, written: InPlace) -> Finding:
+    """Explain an activation in place of what a block was given, which something else reads afterwards."""
+    line, name = written.location, written.module
+    layer = (
+        subject.model.get_submodule(name) if name in dict(subject.model.named_modules()) else None
+    )
+    own = bool(name) and peek.attribute(layer, "inplace", False) is True
+    return violated(
+        "block-input-overwritten",
+        f"line {line.line} activates the input of its block in place, and what reads it later gets the activated values",
+        culprits=[
+            Culprit("call", line.function, "overwrites what its block was given", line),
+            *([Culprit("module", name, "works in place", line)] if own else []),
+        ],
+        location=line,
+        observed="with a copy of the input on this line, the output of the model is another one",
+        cause="an activation in place writes to the tensor that the caller handed over: a skip connection from it, or "
+        "the caller, reads the result of the activation instead",
+        because="nothing but this one call was given a copy, and the activation gave the same values",
+        fix=f"make {name} without inplace=True"
+        if own
+        else f"leave out inplace=True{on_line(line)}",
+    )
 
 
 def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iterator[Finding]:

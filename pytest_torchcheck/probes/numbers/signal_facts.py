@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...findings import Location
-    from ..recorded.overwriting import Overwriting
+    from ..recorded.overwriting import InPlace, Overwriting
     from .grouped import Regrouped
     from .views import IdleChoice, Moved
     from .wrapping import Merged, Wrapped
@@ -135,6 +135,7 @@ class Signals:
         moved: Those of them that move a dimension.
         idle_choices: Choices by index among equal entries, which differ between samples.
         overwriting: Lines that write values with a graph over their own earlier ones, which nothing has read.
+        of_inputs: Activations in place of what a block was given.
         wrapped: Operations on narrow whole numbers whose results do not fit into them.
         merged: Runs of whole numbers that were taken to half precision.
         drawn: Functions that drew random numbers, other than for a dropout of values with a gradient.
@@ -154,6 +155,7 @@ class Signals:
     moved: list[Moved] = field(default_factory=list)
     idle_choices: list[IdleChoice] = field(default_factory=list)
     overwriting: list[Overwriting] = field(default_factory=list)
+    of_inputs: list[InPlace] = field(default_factory=list)
     wrapped: list[Wrapped] = field(default_factory=list)
     merged: list[Merged] = field(default_factory=list)
     drawn: set[str] = field(default_factory=set)

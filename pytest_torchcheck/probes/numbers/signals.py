@@ -128,6 +128,7 @@ class SignalWatch(Watch):
         self.seen.views, self.seen.moved = self._views.seen, self._views.found
         self.seen.idle_choices, self.seen.regrouped = self._choices.found, self._groups.found
         self.seen.overwriting = self._overwrites.found()
+        self.seen.of_inputs = list(self._overwrites.of_inputs.values())
         self.seen.chains = [
             (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
         ]
@@ -141,6 +142,7 @@ class SignalWatch(Watch):
             self._meet(module)
         self.seen.calls[name] += 1
         given = next(tensors_in(args), None)
+        self._overwrites.entered(module, given)
         source = None if given is None else self._source(given)
         if source == name:
             self.seen.chained.add(name)

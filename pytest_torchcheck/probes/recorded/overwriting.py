@@ -1,4 +1,4 @@
-"""What an indexed assignment writes over what the same line has computed before, with nothing read in between."""
+"""What an indexed assignment writes over values that nothing has read, and what an activation writes over an input."""
 
 from __future__ import annotations
 
@@ -9,15 +9,40 @@ import torch
 from torch import Tensor
 
 from ...lean import dataclass
-from .watch import readable
+from ...objects.weak import ByTensor
+from .watch import readable, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from torch import nn
 
     from ...findings import Location
 
 _LARGEST = 1 << 22
 """Elements of a tensor that is followed."""
+
+
+ACTIVATIONS = frozenset(
+    {
+        "relu", "relu6", "leaky_relu", "rrelu", "prelu", "elu", "celu", "selu", "silu", "mish", "hardswish",
+        "hardtanh", "hardsigmoid", "threshold", "tanh", "sigmoid", "dropout", "dropout2d", "dropout3d",
+    }
+)  # fmt: skip
+"""Functions of one tensor that layers apply in place, without the underscore of those that do nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """An activation in place of what a block was given.
+
+    Attributes:
+        location: The line.
+        module: The name of the module that runs it.
+    """
+
+    location: Location
+    module: str
 
 
 @dataclass(slots=True)
@@ -57,6 +82,13 @@ class Overwrites:
     def __init__(self) -> None:
         self._open: dict[int, _Written] = {}
         self._found: list[Overwriting] = []
+        self._entered: ByTensor[int | None] = ByTensor()
+        self.of_inputs: dict[str, InPlace] = {}
+
+    def entered(self, module: nn.Module, given: Tensor | None) -> None:
+        """Note what a module is given, where it holds others: a block, and no activation by itself."""
+        if given is not None and next(module.children(), None) is not None:
+            self._entered[given] = version_of(given)
 
     def called(
         self,
@@ -67,6 +99,10 @@ class Overwrites:
         locate: Callable[[], Location | None],
     ) -> None:
         """See one call and the tensors that it was given."""
+        if self._entered and name.rstrip("_") in ACTIVATIONS and given:
+            version = self._entered.get(given[0])
+            if version is not None and version_of(given[0]) != version and (line := locate()):
+                self.of_inputs[str(line)] = InPlace(line, module)
         assigns = name == "__setitem__"
         self.given(t for t in given if not assigns or t is not args[0])
         if assigns:
