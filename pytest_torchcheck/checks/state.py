@@ -11,6 +11,7 @@ from .. import sources
 from ..codes import state as explain
 from ..explanation import counted, listed
 from ..findings import Culprit, Finding
+from ..loop.loads import idle_load
 from ..objects import trees
 from ..runs import copying, saving
 from ..runs.facts import forward_facts
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 
 
 def state_dict_roundtrip(subject: Subject) -> Iterator[Finding]:
-    """Save, load into an instance with other values, compare outputs in eval mode, bit by bit on the CPU."""
+    """Save, load into an instance with other values, compare outputs in eval mode, bit by bit on the CPU.
+
+    What the factory itself loads with ``strict=False`` must match a key.
+    """
     subject.require_values()
     expected = reference(subject)
     if not expected:
@@ -54,6 +58,8 @@ def state_dict_roundtrip(subject: Subject) -> Iterator[Finding]:
         yield from _in_place(subject, expected)
     yield from _growing(subject)
     yield from _unsaved_by_training(subject)
+    if (load := idle_load(subject.cache.get("loads", []))) is not None:
+        yield explain.loads_nothing(load)
     kept = [n for n in forward_facts(subject).keeps if not subject.is_promised("MayChange", n)]
     if kept and forward_facts(subject).repeats and outlived(subject):
         yield explain.stale_after_load(subject)

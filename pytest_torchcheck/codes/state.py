@@ -19,6 +19,7 @@ made_in_forward = Each(
 repeated = Maybe("diagnosis.stored.registration:repeated", "module-repeated")
 unregistered = One("diagnosis.stored.registration:unregistered", "module-hidden")
 
+loads_nothing = One("diagnosis.stored.loads:loads_nothing", "loads-nothing")
 explain_lost = One("diagnosis.stored.checkpoints:explain_lost", "state-lost", doubtful=True)
 
 drawn_anew = Each("diagnosis.stored.unsaved:drawn_anew", "state-lost")

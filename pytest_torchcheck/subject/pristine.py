@@ -17,6 +17,7 @@ from ..declared.names import unknown_names, with_inputs
 from ..heard import Ear
 from ..interrupts import interrupts, kept_in
 from ..loop.closures import kept
+from ..loop.loads import watched_loads
 from ..objects import trees
 from ..objects.modes import give_modes, has_modes, needs_modes
 from ..state import ModuleState, device_loss_told, is_lazy, isolated, settle
@@ -142,7 +143,7 @@ class PristineModel:
             raise TypeError("only a factory can build the model anew")
         deadline.keep()
         seed_everything(self.seed if seed is None else seed)
-        with self.phase("build"):
+        with self.phase("build"), watched_loads(self.cache.setdefault("loads", [])):
             model = self.contract.model()
             if not isinstance(model, nn.Module):
                 raise TypeError(not_built(model))

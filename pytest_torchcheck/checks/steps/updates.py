@@ -308,8 +308,7 @@ def _rounded_in_step(subject: Subject, biases: set[str]) -> set[str]:
 def frozen_stays(subject: Subject) -> Iterator[Finding]:
     """Compare frozen parameters, and the buffers of promised modules, before and after some steps.
 
-    A part whose parameters are all promised, and through which no gradient goes, is promised as a whole; `promises.MayChange`
-    excepts its statistics.
+    A part that is promised by its parameters, and that no gradient goes through, is so with its buffers.
     """
     # a parameter of two names is as frozen as either promises
     first = {id(parameter): name for name, parameter in subject.named_parameters().items()}

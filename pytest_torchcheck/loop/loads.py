@@ -1,0 +1,79 @@
+"""What a factory loads into its modules while it builds a model."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import nn
+
+from .. import sources
+from ..lean import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..findings import Location
+
+_SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A call of ``load_state_dict`` that raised nothing.
+
+    Attributes:
+        owner: The ``id`` of each module whose state it may have changed, the module itself first.
+        kind: Class of the module.
+        expected: Some of the module's keys.
+        given: Some of the keys that it was given.
+        matched: How many keys are among both.
+        location: The line of the call.
+    """
+
+    owner: tuple[int, ...]
+    kind: str
+    expected: tuple[str, ...]
+    given: tuple[str, ...]
+    matched: int
+    location: Location | None
+
+
+@contextlib.contextmanager
+def watched_loads(found: list[Load]) -> Iterator[None]:
+    """Add to a list what ``load_state_dict`` loads within the block, where both sides have keys."""
+    original = nn.Module.load_state_dict
+
+    @functools.wraps(original)
+    def load(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        given = tuple(state_dict) if isinstance(state_dict, dict) else ()
+        result = original(self, state_dict, *args, **kwargs)
+        own = tuple(self.state_dict())
+        if given and own:
+            found.append(
+                Load(
+                    owner=tuple(id(module) for module in self.modules()),
+                    kind=type(self).__name__,
+                    expected=own[:_SHOWN],
+                    given=tuple(map(str, given[:_SHOWN])),
+                    matched=len(set(own).intersection(given)),
+                    location=sources.of_frame(sys._getframe(1)),
+                )
+            )
+        return result
+
+    nn.Module.load_state_dict = load  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.load_state_dict = original  # type: ignore[method-assign]
+
+
+def idle_load(loads: list[Load]) -> Load | None:
+    """Return the first load of which no key matched, where no other one gave these modules anything."""
+    filled = {one for load in loads if load.matched for one in load.owner}
+    return next(
+        (load for load in loads if not load.matched and filled.isdisjoint(load.owner)), None
+    )
