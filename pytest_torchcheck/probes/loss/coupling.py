@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
+    from ...batches import Batch
     from ..recorded.watch import Op
     from .slopes import LossOfOutput
 
@@ -87,14 +89,11 @@ def pulled_off(loss: LossOfOutput) -> PulledOff | None:
 
     Cost: three calls of the loss for each pair of an output and a real target of its size, beside whole labels.
     """
-    targets = loss.targets()
-    whole = (
-        one for one in targets.items() if not (one[1].is_floating_point() or one[1].is_complex())
-    )
-    labels = {name: target for name, target in whole if target.dim()}
+    targets = _columns(loss)
+    labels = {name: target for name, target in targets.items() if target.whole}
     try:
-        for path, target in _pairs(loss) if labels else ():
-            wanted = targets[target].detach().reshape(loss.outputs[path].shape)
+        for path, target in _pairs(loss, targets) if labels else ():
+            wanted = targets[target].values.detach().reshape(loss.outputs[path].shape)
             by = _away(loss, path, wanted)
             if by is None or not _meets(loss.at(path, wanted), path):
                 continue
@@ -105,6 +104,52 @@ def pulled_off(loss: LossOfOutput) -> PulledOff | None:
     except SubjectError:
         return None  # the loss refuses other outputs or labels
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """A target, or a column of one whose columns stand for several.
+
+    Attributes:
+        values: Its values.
+        whole: Whether they are labels: whole numbers, in a dtype of these or in a column beside real numbers.
+        exchanged: Returns the batch with other values in their place.
+    """
+
+    values: Tensor
+    whole: bool
+    exchanged: Callable[[Tensor], Batch]
+
+
+def _columns(loss: LossOfOutput) -> dict[str, _Target]:
+    """Return the targets by name, and the columns of real ones that hold labels beside real numbers."""
+    found: dict[str, _Target] = {}
+    for name, target in loss.targets().items():
+        if target.is_complex():
+            continue
+        whole = not target.is_floating_point() and target.dim() > 0
+        swap = partial(loss.with_targets, target)
+        found[name] = _Target(values=target, whole=whole, exchanged=swap)
+        if (
+            not target.is_floating_point()
+            or target.dim() != 2
+            or not 1 < target.shape[1] <= _FEWEST
+        ):
+            continue
+        numbers = [bool((column == column.round()).all()) for column in target.T]
+        if any(numbers) and not all(numbers):
+            for place, (column, number) in enumerate(zip(target.T, numbers, strict=True)):
+                instead = partial(_with_column, loss, target, place)
+                found[f"{name}[:, {place}]"] = _Target(
+                    values=column, whole=number, exchanged=instead
+                )
+    return found
+
+
+def _with_column(loss: LossOfOutput, target: Tensor, place: int, values: Tensor) -> Batch:
+    other = target.detach().clone()
+    other[:, place] = values
+    return loss.with_targets(target, other)
 
 
 def weight_cut(loss: LossOfOutput) -> PulledOff | None:
@@ -136,10 +181,11 @@ def _is_users() -> bool:
     return frame is not None and rank(frame.f_code.co_filename) > 0
 
 
-def _pairs(loss: LossOfOutput) -> Iterator[tuple[str, str]]:
+def _pairs(loss: LossOfOutput, targets: dict[str, _Target]) -> Iterator[tuple[str, str]]:
     for path, output in loss.outputs.items():
-        for name, target in loss.targets().items():
-            real = target.is_floating_point() and target.numel() == output.numel() >= _FEWEST
+        for name, one in targets.items():
+            target, fits = one.values, one.values.numel() == output.numel() >= _FEWEST
+            real = target.is_floating_point() and not one.whole and fits
             if real and bool((target != target.flatten()[0]).any()):
                 yield path, name
 
@@ -183,9 +229,9 @@ def _meets(loss: LossOfOutput, path: str) -> bool:
     return False
 
 
-def _weighs(loss: LossOfOutput, path: str, wanted: Tensor, labels: Tensor) -> bool:
+def _weighs(loss: LossOfOutput, path: str, wanted: Tensor, labels: _Target) -> bool:
     """Say whether an output is a factor of a term of labels: other labels add the same to its slope anywhere."""
-    other = loss.with_targets(labels, labels.roll(1, 0))
+    other = labels.exchanged(labels.values.roll(1, 0))
     gaps = []
     for far in (0.0, _FAR, -_FAR):
         here = loss.at(path, wanted + far * float(wanted.double().std()))

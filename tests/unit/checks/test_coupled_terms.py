@@ -132,3 +132,20 @@ def test_a_wrong_sign_beside_a_fit_of_another_output_is_a_violation():
 
     (found,) = told(loss)
     assert (found.status, found.code) == ("violated", "loss-sign")
+
+
+@pytest.mark.parametrize(("cut", "codes"), [(False, ["fit-pulled-off"]), (True, [])])
+def test_labels_and_returns_in_columns_of_one_target(cut, codes):
+    def loss(output, target):
+        apart = (output[0], output[1].detach() if cut else output[1])
+        labels, returns = target[:, 1].long(), target[:, 0]
+        pulled = ((apart[1] - returns) * nll(apart[0], labels)).mean()
+        return F.mse_loss(output[1], returns) - pulled
+
+    g = torch.Generator().manual_seed(1)
+    columns = torch.stack([torch.randn(9, generator=g), torch.arange(9.0) % 3], 1)
+    torch.manual_seed(0)
+    made = Contract(
+        model=TwoHeads(), loss=loss, batch=(torch.randn(9, 5, generator=g), columns)
+    ).check(["loss-sign"])
+    assert [f.code for f in made.causes] == codes
