@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from . import sources
+from .objects.trees import NestedTooDeepError
 from .record.modes import UnobservableError
 from .text.printable import message_of
 
@@ -80,7 +81,7 @@ def compiled_by_itself(error: SubjectError) -> str:
 
 
 def unsupported_on(error: BaseException, device: str) -> str | None:
-    """Return torch's own statement that it lacks an implementation for a device, or None where it makes none.
+    """Return torch's own statement that it lacks an implementation for a device, or that an output is nested too deep.
 
     ``flex_attention`` runs forward on a CPU and has no backward there: a fact about torch, and none
         about the model.
@@ -89,6 +90,8 @@ def unsupported_on(error: BaseException, device: str) -> str | None:
         error: What came out of the user's model, loss or step, with its traceback.
         device: The type of the device on which it ran, such as ``cpu``.
     """
+    if isinstance(error, NestedTooDeepError):
+        return f"{error}, which is not followed"
     if not isinstance(error, NotImplementedError):
         return None
     said = message_of(error).strip().partition("\n")[0]

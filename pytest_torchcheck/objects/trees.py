@@ -20,6 +20,7 @@ from .kinds import COMPARED_AS, here
 from .peek import PLAIN, attribute, attributes, slots, tuple_like
 
 _DEPTH = 8
+_DEEPEST = 100  # Python ends after 1000 calls, and some walks take three for each
 _MOST = 10_000
 
 
@@ -147,24 +148,28 @@ _SEQUENCES: tuple[type[Any], ...] = (
 )  # fmt: skip
 
 
-def keep(output: Any) -> Any:
+class NestedTooDeepError(Exception):
+    """An output of more containers in each other than are followed."""
+
+
+def keep(output: Any, depth: int = _DEEPEST) -> Any:
     """Run what a forward returned to be run later: generators and maps are read to their end.
 
     Their code is a part of the forward: it runs in its mode and raises in it. More than 10,000 items are
-    taken for an endless stream, which stays as it is.
-
-    Args:
-        output: What a model returned; in tuples, lists and dicts too.
+    taken for an endless stream, which stays as it is. No more than ``depth`` tuples, lists and dicts may
+    stand in each other.
     """
+    if not depth:
+        raise NestedTooDeepError(f"the output is nested more than {_DEEPEST} containers deep")
     if isinstance(output, types.GeneratorType | map | filter | zip):
         items = list(itertools.islice(output, _MOST))
         return itertools.chain(items, output) if len(items) == _MOST else Kept(items)
     if type(output) in (tuple, list):
-        made = [keep(item) for item in output]
+        made = [keep(item, depth - 1) for item in output]
         changed = any(new is not old for new, old in zip(made, output, strict=True))
         return type(output)(made) if changed else output
     if type(output) is dict:
-        kept = {key: keep(item) for key, item in output.items()}
+        kept = {key: keep(item, depth - 1) for key, item in output.items()}
         return kept if any(kept[key] is not output[key] for key in kept) else output
     return output
 

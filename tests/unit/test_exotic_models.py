@@ -607,3 +607,26 @@ def test_a_mock_of_a_tensor_is_none() -> None:
     batch = ((torch.randn(6, 4),), torch.randn(6, 2))
     report = Contract(model=Holding, batch=batch, loss=F.mse_loss).check()
     assert [f for f in report.findings if f.status in ("error", "violated")] == []
+
+
+def test_an_output_that_is_nested_too_deep_is_not_followed_and_no_error_of_a_check():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            made = self.layer(x)
+            for _ in range(1500):
+                made = {"inner": [made]}
+            return made
+
+    def loss(output, labels):
+        while isinstance(output, dict):
+            output = output["inner"][0]
+        return F.cross_entropy(output, labels)
+
+    batch = (torch.randn(5, 4),), torch.arange(5) % 3
+    report = Contract(model=Nested, batch=batch, loss=loss).check(["backward", "eval-purity"])
+    assert [f.status for f in report.findings] == ["inconclusive"] * 2
+    assert "nested more than 100 containers deep" in report.findings[0].summary
