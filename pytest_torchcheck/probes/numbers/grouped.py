@@ -36,7 +36,8 @@ class Regrouped:
         module: Qualified name of the module in which it ran.
         entries: How many weights each head has.
         low, high: What the weights of a group that is summed add up to.
-        signed: Whether what is summed has values of both signs: features, and no quantity that is shared out.
+        averages: Whether an average is meant: what is summed has values of both signs, as features have and no
+            quantity that is shared out, and both rows of the edges lead into as many entries.
         made: The line that made the weights, in the function that sums them.
         location: The line of the sum.
     """
@@ -45,7 +46,7 @@ class Regrouped:
     entries: int
     low: float
     high: float
-    signed: bool
+    averages: bool
     made: Location | None
     location: Location | None
 
@@ -54,6 +55,7 @@ class Regrouped:
 class _Weights:
     values: Tensor
     index: Tensor
+    entries: int
     lines: tuple[Location, ...]
 
 
@@ -66,7 +68,7 @@ class Groups:
 
     def __init__(self) -> None:
         self.found: list[Regrouped] = []
-        self._picked: ByTensor[Tensor] = ByTensor()
+        self._picked: ByTensor[tuple[Tensor, int]] = ByTensor()
         self._known: ByTensor[_Weights] = ByTensor()
 
     def called(
@@ -84,13 +86,16 @@ class Groups:
             self._pick(args, result)
         if not self._picked:
             return
-        if name in _ADDS and (index := self._picked.get(args[0])) is not None:
-            self._picked[result] = index
+        if name in _ADDS and (picked := self._picked.get(args[0])) is not None:
+            self._picked[result] = picked
         elif name in _DIVISIONS and len(args) > 1:
-            index = self._picked.get(args[1])
-            if index is not None and result.requires_grad and _sums(result, index) == (1.0, 1.0):
-                made = _Weights(result.detach(), index, lines())
-                self._known[result] = made
+            picked = self._picked.get(args[1])
+            if (
+                picked is not None
+                and result.requires_grad
+                and _sums(result, picked[0]) == (1.0, 1.0)
+            ):
+                self._known[result] = _Weights(result.detach(), *picked, lines())
         elif name in _SHAPES or name in _PRODUCTS or name == "__getitem__":
             for given in args[:2]:
                 if (known := self._known.get(given)) is not None:
@@ -106,7 +111,7 @@ class Groups:
         if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() in (1, 2):
             index = index if index.dim() == 1 else index[:, 0]
             if len(index) == len(result) and len(index) <= _MOST and readable(index):
-                self._picked[result] = index
+                self._picked[result] = index, len(args[0])
 
     def _sum(
         self, args: tuple[Any, ...], module: str, lines: Callable[[], tuple[Location, ...]]
@@ -130,7 +135,8 @@ class Groups:
         )
         self.found.append(
             Regrouped(
-                module=module, entries=len(groups), low=sums[0], high=sums[1], signed=least < 0 < most,
+                module=module, entries=len(groups), low=sums[0], high=sums[1],
+                averages=least < 0 < most and len(args[0]) == known.entries,
                 made=next(iter(own or known.lines), None), location=at[0] if at else None,
             )
         )  # fmt: skip
