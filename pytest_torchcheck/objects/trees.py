@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,8 +157,7 @@ def keep(output: Any, depth: int = _DEEPEST) -> Any:
     """Run what a forward returned to be run later: generators and maps are read to their end.
 
     Their code is a part of the forward: it runs in its mode and raises in it. More than 10,000 items are
-    taken for an endless stream, which stays as it is. No more than ``depth`` tuples, lists and dicts may
-    stand in each other.
+    taken for an endless stream, which stays as it is. Up to ``depth`` tuples, lists and dicts may stand in each other.
     """
     if not depth:
         raise NestedTooDeepError(f"the output is nested more than {_DEEPEST} containers deep")
@@ -321,17 +321,14 @@ def worst(a: torch.Tensor, b: torch.Tensor) -> float:
     a, b = dense(a), dense(b)
     if a.shape != b.shape:
         return float("inf")
-    if a.numel() == 0:
+    if a.numel() == 0 or (a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)):
         return 0.0
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
     x, y = a.to(wide), b.to(wide)
     gap = (x - y).abs()
     equal = (x == y) | ((x != x) & (y != y))
-    return float(
-        torch.where(
-            equal, torch.zeros_like(gap), gap.nan_to_num(nan=float("inf"), posinf=float("inf"))
-        ).max()
-    )
+    far = gap.nan_to_num(nan=math.inf, posinf=math.inf)
+    return float(torch.where(equal, torch.zeros_like(gap), far).max())
 
 
 def apart(found: torch.Tensor, wanted: torch.Tensor, zero: float = 1e-30) -> float:
@@ -354,6 +351,10 @@ def scale(tensor: torch.Tensor) -> float:
     values = dense(tensor)
     if values.numel() == 0:
         return 0.0
+    if values.dtype in (torch.float32, torch.float64):
+        largest = max(abs(float(end)) for end in values.aminmax())  # NaN comes out as NaN
+        if math.isfinite(largest):
+            return largest
     values = values.to(torch.uint8) if values.dtype == torch.bool else values
     magnitude = values.abs().to(torch.float64)
     return float(magnitude.nan_to_num(nan=0.0, posinf=0.0).max())

@@ -221,8 +221,9 @@ def gaps_between(
             continue
         x = trees.dense(first[path]).index_select(dim, of_a.to(first[path].device))
         y = trees.dense(second[path]).index_select(dim, of_b.to(second[path].device))
-        largest = max(trees.scale(x), trees.scale(y), 1e-30)  # one of the two may be all zeros
-        gaps[path] = 0.0 if trees.same(x, y) else trees.worst(x, y) / largest
+        gap = trees.worst(x, y)
+        # one of the two may be all zeros
+        gaps[path] = gap / max(trees.scale(x), trees.scale(y), 1e-30) if gap else 0.0
     return gaps
 
 

@@ -75,8 +75,9 @@ def moved_by_modes(subject: Subject) -> list[str]:
 def _differs(now: torch.Tensor, then: torch.Tensor | None) -> bool:
     if then is None or not now.is_floating_point():
         return False
-    bound = max(1e-4, 8 * torch.finfo(now.dtype).eps) * (trees.scale(then) or 1.0)
-    return trees.worst(now, then) > bound
+    if not (gap := trees.worst(now, then)):
+        return False
+    return gap > max(1e-4, 8 * torch.finfo(now.dtype).eps) * (trees.scale(then) or 1.0)
 
 
 def remembered(
