@@ -220,6 +220,14 @@ CHECKS: tuple[Check, ...] = (
             cost="1 F, shared; up to 20 calls of the loss for each output",
             axes="once",
         ),
+        check(
+            "log-determinants",
+            "A log-determinant is that of the map beside which it is returned, and the loss falls with it.",
+            needs=("loss",),
+            cost="nothing where no module names one; else 2 FB and two backwards for each element of a sample for "
+            "each module",
+            axes="once",
+        ),
     ),
     *family(
         "losses.targets",

@@ -12,6 +12,7 @@ import torch
 from ...codes import loss as explain
 from ...lean import dataclass
 from ...probes.loss.free import Clamps, freed
+from ...runs.losses.volumes import names_it, volumes
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
@@ -198,3 +199,30 @@ class Freeing:
         seed_everything(self._subject.seed)
         with self._clamps:
             return self._subject.call(model, batch)
+
+
+def log_determinants(subject: Subject) -> Iterator[Finding]:
+    """Compare what modules return as log-determinants with those of their Jacobians, and ask how the loss takes them.
+
+    Such a module maps each sample to one of its size and gives a number beside it. One that is the negative of the
+    log-determinant is right where the loss rises with it. Another one is wrong where further modules of the model
+    return theirs, or where a whole number is all that it lacks; a constant that no weight changes is none.
+    """
+    if not any(map(names_it, subject.model.modules())):
+        yield not_applicable("no module of the model names a log-determinant")
+        return
+    seen = volumes(subject)
+    others = any(one.kind == "equal" and one.slope < 0 for one in seen)
+    for one in seen:
+        turned = {"opposite": one.slope < 0, "equal": one.slope > 0}.get(one.kind, False)
+        differs = one.kind == "other" and one.inner and (others or one.times > 0)
+        if turned or differs or one.kind == "partial":
+            yield explain.log_determinant(subject, one)
+            return
+    right = sum(one.kind in ("equal", "opposite") and one.slope != 0 for one in seen)
+    if not right:
+        yield not_applicable("no module returns the log-determinant of its map, as far as was seen")
+        return
+    yield passed(
+        f"{right} modules return the log-determinants of their maps, with the sign that the loss asks for"
+    )
