@@ -18,6 +18,7 @@ from ...lean import dataclass
 from ...objects import trees
 from ...record.hooks import hooked
 from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
 from ...subject.remembered import remembered
 
@@ -85,7 +86,7 @@ def volumes(subject: Subject) -> list[Volume]:
     Cost: 1 F, 1 FB, and two backwards for each element of a sample for each such module.
 
     Raises:
-        SubjectError: The model, the loss or the backward raised.
+        SubjectError: The model raised, with the weights that it has.
     """
     with subject.pristine(steps=True, train=True, seeded=True) as model:
         batch = subject.batch()
@@ -99,13 +100,16 @@ def volumes(subject: Subject) -> list[Volume]:
             module.register_forward_hook(_keeper(calls, name), with_kwargs=True)
             for name, module in model.named_modules()
         ]
-        with torch.enable_grad(), hooked(handles):
-            seed_everything(subject.seed)
-            output = subject.call(model, batch.clone())
-            loss = subject.compute_loss(output, batch)
-        if loss.requires_grad and loss.dim() == 0:
-            with subject.phase("backward", batch):
-                loss.backward()
+        try:
+            with torch.enable_grad(), hooked(handles):
+                seed_everything(subject.seed)
+                output = subject.call(model, batch.clone())
+                loss = subject.compute_loss(output, batch)
+            if loss.requires_grad and loss.dim() == 0:
+                with subject.phase("backward", batch):
+                    loss.backward()
+        except SubjectError:
+            return []  # these weights are ours: what raises at them is no mistake of the model's
         first = [_alone(call) for call in calls]
         _move(model, subject.seed + 1)
         return list(_compared(calls, first, [_alone(call) for call in calls]))
