@@ -180,6 +180,17 @@ def whole_numbers(
     return drawn.to(dtype)
 
 
+def varied(drawn: Tensor, low: int, high: int) -> Tensor:
+    """Give the last of several numbers of ``[low, high)`` another value, in place, where all are the same.
+
+    A loss may depend on nothing while an indicator is 0 for each sample, as if it read no other target.
+    """
+    flat = drawn.view(-1)
+    if high - low > 1 and len(flat) > 1 and bool((flat == flat[0]).all()):
+        flat[-1] = low + (int(flat[0]) - low + 1) % (high - low)
+    return drawn
+
+
 def normals(shape: tuple[int, ...], dtype: torch.dtype, context: Context) -> Tensor:
     """Draw normal numbers; complex ones have independent parts."""
     return _noise(noise.normal, shape, dtype, context)
@@ -309,7 +320,8 @@ class Integers(Domain):
 
     def fill(self, shape: tuple[int, ...], dtype: torch.dtype, context: Context) -> Tensor:
         """See `Domain`."""
-        return whole_numbers(shape, self.low, self.high, context, dtype)
+        drawn = whole_numbers(shape, self.low, self.high, context, dtype)
+        return varied(drawn, self.low, self.high)
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -333,7 +345,8 @@ class Bools(Domain):
 
     def fill(self, shape: tuple[int, ...], dtype: torch.dtype, context: Context) -> Tensor:
         """See `Domain`."""
-        return (uniforms(shape, torch.float32, context) < self.chance).to(dtype)
+        drawn = uniforms(shape, torch.float32, context) < self.chance
+        return varied(drawn, 0, 2 if 0 < self.chance < 1 else 1).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..lean import dataclass
-from .domains import Context, Domain, Unit, uniforms, whole, whole_numbers
+from .domains import Context, Domain, Unit, uniforms, varied, whole, whole_numbers
 from .shapes import SpecError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ClassLabels(Domain):
 
     def fill(self, shape: tuple[int, ...], dtype: torch.dtype, context: Context) -> Tensor:
         """See `Domain`."""
-        labels = whole_numbers(shape, 0, self.classes, context, dtype)
+        labels = varied(whole_numbers(shape, 0, self.classes, context, dtype), 0, self.classes)
         if self.ignore_index is not None and labels.numel() > 1:
             ignored = uniforms(shape, torch.float32, context) < 0.125
             ignored.view(-1)[0] = False

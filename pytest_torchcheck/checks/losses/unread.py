@@ -48,9 +48,16 @@ def ignores(
     run: Callable[[Batch], dict[str, torch.Tensor]],
     loss: LossOfOutput | None = None,
 ) -> tuple[list[str], Finding | None]:
-    """Return the targets that a run never reads, and what is wrong with that: an error about them may be caught."""
+    """Return the targets that a run never reads, and what is wrong with that: an error about them may be caught.
+
+    Other batches are asked too: whether one target is read may be for another to say, as an event does of a time.
+    """
     exact = partial(_with_slopes, loss) if loss is not None else run
     paths, computed = unread_targets(batch, run, exact, _values(subject, batch))
+    for other in (subject.batch(index) for index in (1, 2) if paths):
+        if other.sizes == batch.sizes:
+            again = unread_targets(other, run, exact, _values(subject, other))[0]
+            paths = [path for path in paths if path in again]
     status = _how_sure(subject, batch, paths)
     if status is None:
         return paths, None

@@ -201,6 +201,8 @@ def crowding(
                 return tried, None
             if factor <= 1 + _PART:
                 continue  # a sum, or a divisor that is held above 0
+            if _compete(other, output, more, element):
+                return 0, None  # it says which samples are compared, not how much one weighs
             among = int(counts.movedim(axis, 0)[sample].sum())
             found = found or Crowding(
                 path=path,
@@ -211,6 +213,24 @@ def crowding(
                 others=other,
             )
     return tried, found
+
+
+def _compete(loss: LossOfOutput, path: str, slope: torch.Tensor, element: tuple[int, ...]) -> bool:
+    """Say whether an extreme output of one element, to one side or the other, changes the gradient of others."""
+    values = trees.dense(loss.outputs[path]).detach()
+    for sign in (1, -1):
+        extreme, kept = values.clone(), slope.clone()
+        extreme[element] = sign * 100 * (1 + values.abs().amax())
+        try:
+            now = loss.at(path, extreme).slopes()
+        except SubjectError:
+            continue
+        found = None if now is None else now.by_output.get(path)
+        if found is not None:
+            kept[element] = found[element]
+            if _apart(found, kept) > _PART * float(slope.abs().max()):
+                return True
+    return False
 
 
 def _counted(slope: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:

@@ -234,3 +234,34 @@ def test_a_mean_over_the_others_is_found_with_its_line(by_sample):
     line = "return (error" if by_sample else "hidden ="
     assert finding.location.text.startswith(line)
     assert any(culprit.kind == "loss" for culprit in finding.culprits)
+
+
+def of_pages(loss, seed):
+    g = torch.Generator().manual_seed(seed)
+    seen, bought = torch.rand(4, generator=g), (torch.rand(4, generator=g) < 0.5).long()
+    batch = ((torch.randn(4, 6, generator=g),), (seen, bought))
+    made = Contract(model=lambda: nn.Linear(6, 1), batch=batch, loss=loss)
+    return made.check(["loss-weights"]).findings
+
+
+def above_what_was_seen_later(output, targets):
+    seen, bought = targets
+    score = output.sum(-1)
+    among = score.masked_fill(seen[:, None] > seen, -1e9).logsumexp(1)
+    return ((among - score) * bought).sum() / bought.sum().clamp(min=1)
+
+
+def over_what_was_left(output, targets):
+    seen, bought = targets
+    return ((output.sum(-1) - seen).abs() * bought).sum() / (1 - bought).sum().clamp(min=1)
+
+
+@pytest.mark.parametrize("seed", [14, 27, 29])
+def test_an_indicator_of_what_is_compared_is_no_mask(seed):
+    (finding,) = of_pages(above_what_was_seen_later, seed)
+    assert finding.status in ("passed", "not-applicable")
+
+
+def test_an_indicator_of_what_counts_is_a_mask():
+    (finding,) = of_pages(over_what_was_left, 14)
+    assert finding.code == "mean-over-others"

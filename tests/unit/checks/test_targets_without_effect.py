@@ -146,3 +146,30 @@ def test_a_loss_of_what_training_hides_is_asked_with_an_output_of_training(reads
     assert [f.code for f in report.with_status("violated")] == (
         [] if reads else ["targets-ignored"]
     )
+
+
+def by_click(position, clicked, output):
+    """Compare what was clicked with what was seen before it."""
+    before = (position[:, None] > position) & (clicked[:, None] > 0)
+    apart = F.softplus(output[None, :, 0] - output[:, :1])
+    return (apart * before).sum() / before.sum().clamp(min=1)
+
+
+def pages(seed):
+    """Of the first page, nothing was clicked."""
+    g = torch.Generator().manual_seed(seed)
+    position = torch.rand(6, generator=g)
+    clicked = (torch.rand(6, generator=g) < 0.6).long() * (seed > 0)
+    return (torch.randn(6, 5, generator=g),), (position, clicked)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_targets_that_count_together_are_looked_at_with_other_values(reads):
+    def loss(output, targets):
+        position, clicked = targets
+        clicked = clicked if reads else torch.zeros_like(clicked)
+        return by_click(position, clicked, output)
+
+    contract = Contract(model=lambda: nn.Linear(5, 1), batch=pages, loss=loss)
+    found = contract.check(["target-ownership"]).findings
+    assert ("targets-ignored" in {f.code for f in found}) == (not reads)

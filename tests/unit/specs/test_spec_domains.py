@@ -271,3 +271,15 @@ def test_a_spec_holds_a_tensor_to_shape_and_dtype() -> None:
         spec.check(torch.zeros(2, 10), {"B": 3}, "output")
     with pytest.raises(ValueError, match="output is int64"):
         spec.check(torch.zeros(3, 10, dtype=torch.int64), {"B": 3}, "output")
+
+
+@pytest.mark.parametrize(
+    "spec", [Ints("B", high=2), Labels("B", classes=2), TensorSpec("B", dtype="bool")]
+)
+def test_a_few_numbers_are_never_all_the_same(spec: TensorSpec) -> None:
+    for seed in range(30):
+        drawn = spec.fill((3,), context(seed))
+        assert len(drawn.unique()) == 2
+        assert set(drawn.int().tolist()) == {0, 1}
+    assert spec.fill((1,), context()).shape == (1,)
+    assert Ints("B", low=4, high=5).fill((3,), context()).tolist() == [4, 4, 4]
