@@ -207,6 +207,18 @@ class EachRow(nn.Module):
         return self.last(torch.vmap(lambda row: torch.relu(self.first(row)))(x))
 
 
+class NoFeatures(nn.Module):
+    """A model of a family in which one member has a part without features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.rest = nn.Linear(4, 2), nn.Linear(4, 0)
+        self.tail = nn.Sequential(nn.Linear(0, 6), nn.Tanh(), nn.Linear(6, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) + self.tail(self.rest(x))
+
+
 def _exported() -> nn.Module:
     sizes = ({0: torch.export.Dim("b", min=2, max=64)},)
     return torch.export.export(_net(), (_batch()[0],), dynamic_shapes=sizes).module()
@@ -225,6 +237,7 @@ def _scripted() -> nn.Module:
     return torch.jit.script(Scaled())
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
 @pytest.mark.filterwarnings("ignore:Sparse CS")  # torch calls its own layouts beta
 @pytest.mark.parametrize(
     "build",
@@ -237,10 +250,23 @@ def _scripted() -> nn.Module:
         Packed,
         PartlyMeta,
         EachRow,
+        NoFeatures,
         _exported,
         _scripted,
     ],
-    ids=["held", "strict", "coo", "csr", "csc", "float8", "meta", "vmap", "exported", "scripted"],
+    ids=[
+        "held",
+        "strict",
+        "coo",
+        "csr",
+        "csc",
+        "float8",
+        "meta",
+        "vmap",
+        "zero",
+        "exported",
+        "scripted",
+    ],
 )
 def test_no_check_fails_on_an_unusual_model(build: Callable[[], nn.Module]) -> None:
     assert _wrong(_report(build)) == []

@@ -73,7 +73,7 @@ def _silent_rows(model: nn.Module) -> Iterator[IdleRows]:
         if weight is None or weight.grad is None or not trees.computable(weight.grad):
             continue
         grad = weight.grad.detach().flatten(1)
-        if len(grad) < 4 or bool((grad[:, 0] != 0).all()):
+        if len(grad) < 4 or not grad.numel() or bool((grad[:, 0] != 0).all()):
             continue  # one number of each row says it of nearly every layer
         idle = (grad == 0).all(1)
         if not 1 < int(idle.sum()) < len(idle):
