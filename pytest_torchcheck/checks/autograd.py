@@ -28,6 +28,7 @@ from ..runs.numerics import broken_in_eval
 from ..runs.omitted import read_where_given
 from ..runs.training.observation import observe
 from ..runs.training.otherwise import in_live_memory, trained_in_step, written_by_step
+from ..runs.training.stale_copies import kept_copies
 from ..runs.training.steps import trajectory, untrainable
 from ..runs.variants.apart import overwritten_inputs
 from ..state import seed_everything
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 
 _BY_STEP: Final = "none: the train_step writes the values itself"
+_KEPT: Final = "none: the train_step keeps them as copies of weights that train"
 _CANCELS: Final = "none: a constant that cancels in the loss"
 
 
@@ -153,6 +155,7 @@ def _moved_otherwise(subject: Subject, dead: dict[str, str]) -> dict[str, set[st
     found = {
         "in the train_step only": trained_in_step(subject, dead),
         _BY_STEP: written_by_step(subject, dead),
+        _KEPT: set(dead) & kept_copies(subject),
         "through another on the same memory": in_live_memory(subject, dead),
     }
     for name in set().union(*found.values()):
@@ -203,7 +206,7 @@ def _with_gradients(
         table: Evidence.
     """
     promised = sum(_needs_none(subject, name) for name in first.stats)
-    none = otherwise.get(_BY_STEP, set()) | otherwise.get(_CANCELS, set())
+    none = set().union(*(otherwise.get(how, ()) for how in (_BY_STEP, _KEPT, _CANCELS)))
     total = len(first.stats)
     told = f"{total - promised - len(none)} of {total} parameters have a gradient"
     for how, names in otherwise.items():

@@ -10,6 +10,7 @@ import torch
 from ...lean import dataclass
 from ...loop.recorder import record
 from ...loop.steps import begun
+from ...runs.training.stale_copies import without_common_end
 from ...state import seed_everything
 from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
@@ -210,7 +211,7 @@ def _copied_from(tensors: Mapping[str, nn.Parameter], names: Sequence[str]) -> d
         source = next((n for n, t in trained.items() if _equal(t, tensor)), None)
         if source is not None:
             found[name] = source
-            own, other = _without_common_end(name, source)
+            own, other = without_common_end(name, source)
             prefixes[own] = other
     for name in frozen:
         for own, other in prefixes.items():
@@ -227,14 +228,6 @@ def _copied_from(tensors: Mapping[str, nn.Parameter], names: Sequence[str]) -> d
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     apart = one.data_ptr() != other.data_ptr()
     return apart and one.shape == other.shape and torch.equal(one, other)
-
-
-def _without_common_end(one: str, other: str) -> tuple[str, str]:
-    """Return what is left of two dotted names without the parts at their end that are the same."""
-    a, b = one.split("."), other.split(".")
-    while a and b and a[-1] == b[-1]:
-        a.pop(), b.pop()
-    return ".".join(a), ".".join(b)
 
 
 def _follows(states: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:

@@ -27,7 +27,7 @@ from ...runs.training.crossed import crossed
 from ...runs.training.enduring import decays_alone, fades, inputs_late, stops_training, unused_call
 from ...runs.training.forgetting import forgetting, returning, uncounted
 from ...runs.training.otherwise import drifting, thawed_later, untaught, waiting
-from ...runs.training.stale_copies import moved_as_built, stale_copy, stopped
+from ...runs.training.stale_copies import kept_copies, moved_as_built, stale_copy, stopped
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
 from ...verdicts import inconclusive, not_applicable, passed
@@ -61,7 +61,7 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
     if missing and subject.contract.train_step is not None:
         # the step may hold optimizers of its own
         applied = {name for names in trace_of(subject).parameters.values() for name in names}
-        missing = [name for name in missing if name not in applied]
+        missing = [name for name in missing if name not in applied | kept_copies(subject)]
     several = len(coverage.optimizers) > 1
     if missing:
         yield explain.missing(subject, missing, coverage)
@@ -73,9 +73,8 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
     if not missing and (kinds := _made_anew(subject)):
         yield explain.made_anew(subject, kinds)
         return
-    whole = None
-    if not missing and _asks_what_is_in(subject.contract.optimizer):
-        whole = explain.compared_whole(subject)
+    asks = not missing and _asks_what_is_in(subject.contract.optimizer)
+    whole = explain.compared_whole(subject) if asks else None
     if whole is not None:
         yield whole
     if not missing and whole is None:
@@ -236,7 +235,7 @@ def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
     excused |= unreached(subject, set(left()))
     excused |= shared_shifts(subject, left("zero"))
     excused |= hidden_by_data(subject, left("zero")).keys()
-    excused |= differentiated(subject, left("none"))
+    excused |= differentiated(subject, left("none")) | set(left()) & kept_copies(subject)
     excused |= read_where_given(subject, left("none")).keys()
     excused |= _cancelled_in_step(subject, set(still) - excused, made)
     if rest := set(still) - excused:

@@ -9,6 +9,8 @@ import torch
 
 from ... import sources
 from ...lean import dataclass
+from ...loop.recorder import trace_of
+from ...loop.trace import Forward
 from ...objects import trees
 from ...probes.holding.held_by_models import graph_leaves
 from ...state import seed_everything
@@ -16,6 +18,7 @@ from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
 from ...subject.gradients import gradient_stats
 from ...subject.optimizers import step_schedulers
+from ...subject.remembered import remembered
 from ..facts import copied
 from ..outputs import gap
 from ..remembering import kept_value, put_value
@@ -90,6 +93,78 @@ def _pairs(model: nn.Module) -> dict[str, str]:
         and trees.address(value) != trees.address(parameter)
         and bool((value != value.flatten()[0]).any())
     }
+
+
+@remembered("kept-copies")
+def kept_copies(subject: Subject) -> frozenset[str]:
+    """Name the parameters that need no gradient as their part is a copy of one that trains, which the user's step keeps.
+
+    Such a part begins with all values of the other one, and no gradient goes to it. Either the step writes to some
+    of its parameters, as to an average: then one stays if its original does. Or the step calls it by itself, for a
+    target: it may be brought up to date once in many steps.
+
+    Cost: a recorded step where there is such a part.
+    """
+    made, found = trajectory(subject), set[str]()
+    if subject.contract.train_step is None or made.error is not None:
+        return frozenset()
+    still = {n: p for n, p in subject.named_parameters().items() if not made.moved.get(n, 0.0)}
+    for own, pairs in _copied_parts(subject.model, still).items():
+        stays = {n for n, original in pairs.items() if not made.moved.get(original, 0.0)}
+        touched = {n for event in trace_of(subject).backwards() for n in event.touched}
+        if touched.union(made.live).intersection(pairs) or len(stays) == len(pairs):
+            continue
+        if not still.keys() >= pairs.keys():
+            found |= stays & still.keys()
+        elif _is_called_for_targets(subject, own):
+            found |= pairs.keys()
+    return frozenset(found)
+
+
+def _copied_parts(model: nn.Module, names: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return, by the names of parts with one of some parameters, the originals of all parameters of each, by name."""
+    named = {n: p.detach() for n, p in model.named_parameters() if not p.is_meta}
+    found: dict[str, dict[str, str]] = {}
+    tried = set()
+    for name, other in ((name, other) for name in names for other in named):
+        own, its = ends = without_common_end(name, other)
+        if ends in tried or own in found or named[name].shape != named[other].shape:
+            continue
+        if not own or not its or f"{own}.".startswith(f"{its}."):
+            continue
+        tried.add(ends)
+        ours, theirs = ([n for n in named if n.startswith(f"{part}.")] for part in ends)
+        pairs = {n: f"{its}{n.removeprefix(own)}" for n in ours}
+        if set(theirs) == set(pairs.values()) and all(
+            trees.same(named[n], named[original])
+            and trees.address(named[n]) != trees.address(named[original])
+            for n, original in pairs.items()
+        ):
+            found[own] = pairs
+    return found
+
+
+def without_common_end(one: str, other: str) -> tuple[str, str]:
+    """Return what is left of two dotted names without the parts at their end that are the same."""
+    a, b = one.split("."), other.split(".")
+    while a and b and a[-1] == b[-1]:
+        a.pop(), b.pop()
+    return ".".join(a), ".".join(b)
+
+
+def _is_called_for_targets(subject: Subject, part: str) -> bool:
+    """Say whether a step calls a part by itself, and no gradient goes through what it gives."""
+    trace = trace_of(subject)
+    calls = [
+        (place, event)
+        for place, event in trace.each(Forward)
+        if event.module and f"{event.module}.".startswith(f"{part}.")
+    ]
+    return bool(calls) and not any(
+        event.grad and place in backward.through
+        for place, event in calls
+        for backward in trace.backwards()
+    )
 
 
 def _replaces(subject: Subject, copy: str, original: str) -> bool:
