@@ -11,7 +11,7 @@ from ..objects import trees
 from ..probes.memory.allocations import STOPS
 from ..stepping import take_step
 from ..subject.losses import no_gradient
-from ..subject.optimizers import optimizers_of
+from ..subject.optimizers import clear_by, stepping_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,8 +64,7 @@ STOPS.add(_make_optimizer.__code__)
 
 def plain_step(subject: Subject, model: nn.Module, optimizer: Any, batch: Batch) -> None:
     """Do a training step where no loss is declared: the sum of every output, which adds next to nothing."""
-    for each in optimizers_of(optimizer):
-        each.zero_grad(set_to_none=True)
+    clear_by(stepping_in(optimizer))
     output = subject.call(model, batch)
     found = [t for t in trees.floats(output).values() if t.requires_grad]
     if not found:
@@ -76,7 +75,7 @@ def plain_step(subject: Subject, model: nn.Module, optimizer: Any, batch: Batch)
     with subject.phase("backward", batch):
         (total.real if total.is_complex() else total).backward()
     with subject.phase("step", batch):
-        for each in optimizers_of(optimizer):
+        for each in stepping_in(optimizer):
             take_step(each, lambda: _summed(subject, model, batch.clone()))
 
 

@@ -22,7 +22,7 @@ from ..stepping import take_step
 from .errors import Again, LossKind, NothingToDifferentiate, Phase, SubjectError, UnmeasurableError
 from .gradients import Gradients, clear_gradients, gradient_stats
 from .losses import as_number, loss_on, own_loss, probe_loss, step_loss
-from .optimizers import default_optimizer, optimizers_of
+from .optimizers import clear_by, default_optimizer, stepping_in
 from .pristine import PristineModel
 
 if TYPE_CHECKING:
@@ -305,13 +305,12 @@ class Subject(PristineModel):
 
             with self.phase("step", batch, again):
                 return step_loss(step(model, optimizer, inputs, batch.targets))
-        for each in optimizers_of(optimizer):
-            each.zero_grad(set_to_none=True)
+        clear_by(stepping_in(optimizer))
         output, loss = (passes or self.passes)(model, batch)
         if look is not None:
             look(output, loss)
         with self.phase("step", batch):
-            for each in optimizers_of(optimizer):
+            for each in stepping_in(optimizer):
                 apply(each, self._closure(model, optimizer, batch))
         return loss.detach()
 
@@ -321,8 +320,7 @@ class Subject(PristineModel):
         """Return what an optimizer calls that evaluates the loss itself."""
 
         def closure() -> torch.Tensor:
-            for each in optimizers_of(optimizer):
-                each.zero_grad(set_to_none=True)
+            clear_by(stepping_in(optimizer))
             with torch.enable_grad():
                 return self.passes(model, batch.clone())[1]
 

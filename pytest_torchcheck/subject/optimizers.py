@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
@@ -83,6 +83,31 @@ def optimizers_of(made: Any) -> list[torch.optim.Optimizer]:
     One optimizer, a sequence, a dict, or pairs of optimizer and scheduler.
     """
     return _instances_of(torch.optim.Optimizer, made)
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """What a plain step needs of an optimizer: a wrapper of one is often no subclass of torch's."""
+
+    def step(self) -> Any:
+        """Update the parameters."""
+
+    def zero_grad(self) -> Any:
+        """Clear their gradients."""
+
+
+def stepping_in(made: Any) -> list[Steps]:
+    """Return what a plain step steps, of what a user's ``optimizer`` function returned."""
+    return _instances_of(Steps, made)  # type: ignore[type-abstract]  # a protocol of methods
+
+
+def clear_by(optimizers: Iterable[Steps]) -> None:
+    """Clear the gradients as the usual loop does."""
+    for each in optimizers:
+        if isinstance(each, torch.optim.Optimizer):
+            each.zero_grad(set_to_none=True)
+        else:
+            each.zero_grad()
 
 
 def schedulers_of(made: Any) -> list[torch.optim.lr_scheduler.LRScheduler]:

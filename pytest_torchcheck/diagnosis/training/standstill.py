@@ -141,8 +141,7 @@ def _without_gradient(subject: Subject, names: list[str], total: int) -> Reason 
     reasons = (
         lost_gradients(subject, none, total) if none else zeros(subject, zero, total, rounding=[])
     )
-    found = next(reasons)
-    if found.status == "suspicious":  # that of others may be sure
+    if (found := next(reasons)).status == "suspicious":  # that of others may be sure
         found = next((other for other in reasons if other.status == "violated"), found)
     return Reason(
         place=found.location,
@@ -178,17 +177,18 @@ def _without_rate(subject: Subject, names: list[str], made: Trajectory) -> Reaso
 
 def _left_alone(subject: Subject, names: list[str], made: Trajectory) -> Reason:
     """Return why an optimizer leaves parameters alone that have a gradient and a learning rate."""
-    first = subject.gradients()
-    if all(name in made.coverage.missing for name in names):
+    first, torchs = subject.gradients(), made.coverage.optimizers
+    own = subject.contract.train_step is not None
+    if all(name in made.coverage.missing for name in names) and (torchs or not own):
         out = None if made.coverage.foreign else left_out(subject, names[0])
         return Reason(
             place=out.location if out is not None else optimizer_line(subject, names[0]),
-            cause="the optimizer does not hold it",
-            because="no param_group holds this tensor",
+            cause=f"the optimizer does not {'hold' if torchs else 'update'} it",
+            because="no param_group holds this tensor" if torchs else "its steps leave it as it is",
             fix=(out.fix if out is not None else "") or "add it to the optimizer",
             culprits=out.culprits if out is not None else (),
         )
-    if subject.contract.train_step is not None:
+    if own:
         return _own_step_cause(subject, names, made, first)
     name = next(n for n in names if first.stats[n].kind not in ("none", "zero"))
     gradless = sum(first.stats[n].kind in ("none", "zero") for n in names)
