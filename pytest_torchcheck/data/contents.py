@@ -87,11 +87,17 @@ def _enclosing_line(function: types.FunctionType, name: str) -> Location | None:
 
 
 def is_array(value: Any) -> bool:
-    """Say whether a value is a tensor or a NumPy array of numbers."""
+    """Say whether a value is a tensor, not a nested one, or a NumPy array of numbers."""
     if isinstance(value, torch.Tensor):
-        return True
+        return not value.is_nested
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+
+
+def is_of_objects(value: Any) -> bool:
+    """Say whether a value is a NumPy array of Python objects, whose memory holds their addresses."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.hasobject
 
 
 def raw_bytes(tensor: torch.Tensor) -> Any:

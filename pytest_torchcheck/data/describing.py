@@ -15,7 +15,7 @@ import torch
 
 from ..lean import dataclass
 from ..objects.peek import attribute
-from .contents import raw_bytes
+from .contents import is_of_objects, raw_bytes
 
 TARGET_KEYS = ("target", "targets", "label", "labels", "y")
 
@@ -24,7 +24,12 @@ _PLAIN = (torch.Tensor, int, float, str, type(None))
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a sample with their path: ``0``, ``image``, ``1.boxes``."""
+    """Yield the leaves of a sample with their path: ``0``, ``image``, ``1.boxes``.
+
+    The parts of a nested tensor are leaves of their own.
+    """
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        value = value.unbind()
     if isinstance(value, _PLAIN):  # first, because asking for a Mapping is slow
         yield path, value
         return
@@ -214,6 +219,8 @@ def _digest(data: Any, salt: str) -> str:
 
 
 def _opaque(value: Any) -> str | None:
+    if is_of_objects(value):  # its bytes are addresses
+        return join_digests(leaf.digest for leaf in describe(value.tolist()))
     # an image of PIL
     if attribute(value, "tobytes") is not None and attribute(value, "size") is not None:
         return _digest(value.tobytes(), f"{type(value).__name__}{value.size}")

@@ -20,7 +20,7 @@ from ..objects.peek import attribute
 from ..record.modes import Functions
 from ..state import isolated, seed_process
 from .describing import describe_sample
-from .plan import MOST_INDICES, Part, indices, kept_samplers, sampler_of
+from .plan import MOST_INDICES, Part, indices, kept_samplers, number_of, sampler_of
 from .simulation import Workers
 from .snapshot import put_back
 
@@ -88,7 +88,7 @@ def epoch_of(part: Part, *, seed: int = 0) -> Epoch:
         last, drawn = sizes[-1] if sizes else 0, sum(sizes)
         most = max(sizes, default=0)
         return Epoch(batches=len(sizes), samples=drawn, size=most, last=last, drawn=drawn)
-    count = len(plan.sampler) if hasattr(plan.sampler, "__len__") else part.length
+    count = _count(part)
     full, rest = divmod(count, size)
     if rest and not plan.drop_last:
         return Epoch(
@@ -96,6 +96,17 @@ def epoch_of(part: Part, *, seed: int = 0) -> Epoch:
         )
     last = size if full else 0
     return Epoch(batches=full, samples=full * size, size=size, last=last, drawn=count)
+
+
+def _count(part: Part) -> int:
+    """Return how many indices an epoch has: what the sampler says, else all of the dataset."""
+    sampler: Any = part.plan.sampler
+    if sampler is None and part.plan.loader is not None:
+        sampler = part.plan.loader.sampler
+    try:
+        return len(sampler)
+    except Exception:  # None, or a sampler without a length
+        return part.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +182,7 @@ def measure(part: Part, *, seed: int = 0) -> Order:
     def epoch(number: int) -> list[list[int]]:
         if attribute(sampler, "set_epoch") is not None:
             sampler.set_epoch(number)
-        return [list(map(int, batch)) for batch in islice(indices(part), MOST_INDICES)]
+        return [list(map(number_of, batch)) for batch in islice(indices(part), MOST_INDICES)]
 
     with isolated():
         with kept_samplers(part):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import (
@@ -20,8 +24,9 @@ from torch.utils.data import (
 from .. import sources
 from ..lean import dataclass
 from ..objects.peek import attribute, signature_of
+from ..state import isolated, seed_process
 from .contents import Contents
-from .snapshot import Snapshot
+from .snapshot import Snapshot, put_back
 
 if TYPE_CHECKING:
     from ..findings import Location
@@ -128,6 +133,34 @@ def _real_sampler(sampler: Any) -> Any:
     return sampler if isinstance(sampler, Sampler) or hasattr(sampler, "__iter__") else None
 
 
+class Keyed:
+    """A dataset that its loader reads by keys of another kind than whole numbers, read by their places in an epoch.
+
+    Args:
+        dataset: The dataset.
+        whole: Whether each key stands for a batch, which the dataset makes itself.
+    """
+
+    def __init__(self, dataset: Any, *, whole: bool) -> None:
+        self.dataset, self.whole = dataset, whole
+        self.keys: list[Any] = []
+        self.places: dict[str, int] = {}
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: int) -> Any:
+        return self.dataset[self.keys[place]]
+
+    def place(self, key: Any) -> int:
+        """Return the number of a key; one that was not seen before, such as a size that is drawn, gets the next."""
+        found = self.places.setdefault(repr(key), len(self.keys))
+        if found == len(self.keys):
+            self.keys.append(key)
+        return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One dataset of a contract, with the loader that reads it.
@@ -150,7 +183,8 @@ class Part:
     @property
     def name(self) -> str:
         """The dataset's class, as its user calls it."""
-        return type(self.dataset).__name__
+        keyed = isinstance(self.dataset, Keyed)
+        return type(self.dataset.dataset if keyed else self.dataset).__name__
 
     @property
     def own(self) -> Any:
@@ -219,15 +253,79 @@ def parts(dataset: Any, loader: Any) -> tuple[Part, ...]:
     return (Part(role="", dataset=dataset, plan=LoaderPlan.of(loader)),)
 
 
+def by_keys(part: Part) -> Part:
+    """Return the part with a dataset of as many samples as its sampler draws keys, where only these are read.
+
+    Keys are what is no whole number, such as a name, and lists of numbers that the dataset takes at once. A sampler
+    is asked only where the dataset does not take 0: its first epoch may use it up.
+    """
+    own = part.plan.sampler if part.plan.sampler is not None else part.plan.batch_sampler
+    if own is None or not hasattr(part.dataset, "__getitem__") or _reads(part, 0):
+        return part
+    keyed = Keyed(part.dataset, whole=not part.plan.makes_batches)
+    with isolated(), kept_samplers(part):
+        seed_process(0)
+        try:
+            for batch in islice(_drawn(part, whole=keyed.whole), MOST_INDICES):
+                if not keyed.keys and _takes_numbers(part, batch[0]):
+                    return part
+                for key in batch:
+                    keyed.place(key)
+        except Exception:  # a sampler may raise anything; the check of the order reports it
+            return part
+    keyed.count = len(keyed.keys)
+    return replace(part, dataset=keyed) if keyed.keys else part
+
+
+def _takes_numbers(part: Part, key: Any) -> bool:
+    """Say whether a dataset is read by whole numbers, of which a key is one, or a list."""
+    if isinstance(key, list | tuple) and not part.plan.makes_batches:
+        return all(map(_is_number, key)) and (
+            _reads(part, key[0] if key else 0) or not _reads(part, key)
+        )
+    return _is_number(key)
+
+
+def _is_number(key: Any) -> bool:
+    try:
+        return bool(operator.index(key) == key)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def number_of(key: Any) -> int:
+    """Return an index as a number; of a key that is none, the same one for the same key."""
+    return operator.index(key) if _is_number(key) else zlib.crc32(repr(key).encode())
+
+
+def _reads(part: Part, key: Any) -> bool:
+    with put_back(part.dataset):
+        try:
+            part.dataset[key]
+        except Exception:  # the user's dataset may raise anything
+            return False
+    return True
+
+
 def indices(part: Part) -> Iterator[list[int]]:
     """Yield the batches of indices of one epoch, as the declared loader would draw them.
 
     Draws from the global generators as the loader does: seed them first.
     """
+    if isinstance(keyed := part.dataset, Keyed):
+        for batch in _drawn(part, whole=keyed.whole):
+            yield list(map(keyed.place, batch))
+    else:
+        yield from _drawn(part, whole=False)
+
+
+def _drawn(part: Part, *, whole: bool) -> Iterator[list[Any]]:
+    """Yield what the samplers draw; each by itself where ``whole``, though it is a list."""
     plan = part.plan
     if plan.loader is not None:
         source = plan.loader._index_sampler
-        yield from (list(one) if isinstance(one, list | tuple) else [one] for one in source)
+        listed = (list, tuple) if not whole else ()
+        yield from (list(one) if isinstance(one, listed) else [one] for one in source)
         return
     if plan.batch_sampler is not None:
         yield from (list(one) for one in plan.batch_sampler)

@@ -15,7 +15,7 @@ from ..state import isolated, seed_process
 from ..text.printable import message_of
 from .contents import Contents
 from .describing import Sample, describe_sample
-from .plan import indices, kept_samplers
+from .plan import indices, kept_samplers, number_of
 from .snapshot import Snapshot, put_back
 
 if TYPE_CHECKING:
@@ -201,7 +201,8 @@ def _put_together(survey: Survey) -> tuple[int, ...]:
     known = {sample.index: _form(sample) for sample in survey.samples}
     with isolated(), kept_samplers(part):
         seed_process(survey.seed)
-        drawn = [tuple(map(int, batch)) for batch in islice(indices(part), _BATCHES)]
+        drawn = [tuple(map(number_of, batch)) for batch in islice(indices(part), _BATCHES)]
+    drawn = [batch for batch in drawn if all(0 <= index < part.length for index in batch)]
     return max(drawn, key=lambda batch: len({known.get(index) for index in batch}), default=())
 
 

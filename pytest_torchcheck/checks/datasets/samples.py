@@ -13,7 +13,7 @@ from ...codes.undecided import BLOCKED
 from ...data import labels, pickling, randomness, splits, validity
 from ...data.collation import collate_writes as collating
 from ...data.collation import dropped_fields
-from ...data.plan import Part, parts
+from ...data.plan import Part, by_keys, parts
 from ...data.relations import (
     blended_labels,
     drawn_labels,
@@ -34,6 +34,7 @@ from ...data.validity import Survey, survey
 from ...objects.peek import attribute
 from ...specs import Labels, as_spec_tree
 from ...subject.errors import SubjectError
+from ...subject.remembered import remembered
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
@@ -46,20 +47,16 @@ if TYPE_CHECKING:
 _IGNORED = -100  # what torch's losses ignore by default
 
 
+@remembered("data-parts")
 def data_parts(subject: Subject) -> tuple[Part, ...]:
     """Return the datasets of a contract with their loaders."""
-    return parts(subject.contract.dataset, subject.contract.loader)
+    return tuple(map(by_keys, parts(subject.contract.dataset, subject.contract.loader)))
 
 
+@remembered("surveys")
 def surveys(subject: Subject) -> tuple[Survey, ...]:
     """Read up to 256 samples of every dataset, once per subject."""
-    key = ("data", "survey")
-    if key not in subject.cache:
-        subject.cache[key] = tuple(
-            in_data(survey, part, seed=subject.seed) for part in data_parts(subject)
-        )
-    found: tuple[Survey, ...] = subject.cache[key]
-    return found
+    return tuple(in_data(survey, part, seed=subject.seed) for part in data_parts(subject))
 
 
 def pickle_failures(subject: Subject, part: Part) -> list[pickling.Unpicklable]:

@@ -13,7 +13,7 @@ from ...objects.peek import attribute
 from ...record.tracing import find_line
 from ...state import isolated, seed_process
 from ...verdicts import violated
-from ..plan import MOST_INDICES, kept_samplers, sampler_of
+from ..plan import MOST_INDICES, Keyed, kept_samplers, number_of, sampler_of
 from ..wording import dataset_culprit, few, line_ref
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def never_drawn(part: Part, *, seed: int = 0) -> NeverDrawn | None:
         Exception: Whatever a sampler raises.
     """
     plan = part.plan
+    if isinstance(part.dataset, Keyed):
+        return None  # its samples are those that are drawn
     for own in (plan.batch_sampler, sampler_of(part)):
         if own is None or sources.of_user_object(type(own)) is None:
             continue
@@ -91,7 +93,7 @@ def _missing(sampler: Any, length: int, epochs: int) -> tuple[set[int], int]:
             sampler.set_epoch(number)
         for drawn in islice(sampler, MOST_INDICES):
             batch = list(drawn) if isinstance(drawn, list | tuple) else [drawn]
-            missing.difference_update(map(int, batch))
+            missing.difference_update(map(number_of, batch))
             largest = max(largest, len(batch))
         if not missing:
             break

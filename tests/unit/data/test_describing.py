@@ -92,3 +92,29 @@ def test_spread_has_both_ends() -> None:
 def test_the_digest_of_the_inputs_alone_is_that_of_the_description(sample) -> None:
     described = describe_sample(0, sample)
     assert input_digest(sample) == join_digests(leaf.digest for leaf in described.inputs)
+
+
+def test_an_array_of_objects_is_what_it_holds() -> None:
+    def made(text: str, last: float) -> Any:
+        held = np.empty(3, dtype=object)
+        held[0], held[1], held[2] = torch.arange(4), text, np.array([1.0, last])
+        return held
+
+    one, other = describe(made("a", 2.0))[0].digest, describe(made("a", 2.0))[0].digest
+    assert one is not None
+    assert one == other
+    assert len({one, describe(made("b", 2.0))[0].digest, describe(made("a", 3.0))[0].digest}) == 3
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_the_parts_of_a_nested_tensor_are_leaves(layout: torch.layout) -> None:
+    parts = [torch.ones(2), torch.arange(3.0)]
+    sample = torch.nested.nested_tensor(parts, layout=layout), 1
+    found = describe_sample(0, sample)
+    assert [(leaf.path, leaf.shape) for leaf in found.leaves] == [
+        ("0.0", (2,)),
+        ("0.1", (3,)),
+        ("1", ()),
+    ]
+    assert found.digest == describe_sample(0, (parts, 1)).digest
