@@ -1,4 +1,4 @@
-"""Containers and random generators outside a model that its own functions use by name: those of a module's file."""
+"""What is outside a model and that its own functions use: containers and generators of a file, attributes of classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 
 from ..objects.held import CONTAINERS, keeper, random_state, restore_container, shallow
 from ..objects.peek import names_in
+from ..objects.trees import is_tensor
 from ..sources import rank
+from .tensors import TensorState, refuses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,12 +35,26 @@ def _is_cache(value: Any) -> bool:
     return isinstance(value, CONTAINERS) and len(shallow(value)) <= _MOST
 
 
+def _classes(module: nn.Module) -> list[type]:
+    """Return the classes of the modules, with their bases, that are not torch's."""
+    kinds = {kind for part in module.modules() for kind in type(part).__mro__}
+    return [kind for kind in kinds if not kind.__module__.startswith(("torch.", "builtins"))]
+
+
+def _data_of(cls: type) -> dict[str, Any]:
+    """Return the attributes of a class itself that are neither methods nor of Python's own."""
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if not (name.startswith("__") or callable(value) or hasattr(type(value), "__get__"))
+    }
+
+
 def _named(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Iterate over what those functions name of their files, functions left out."""
     stack: list[Any] = []
-    for cls in {kind for part in module.modules() for kind in type(part).__mro__}:
-        if not cls.__module__.startswith(("torch.", "builtins")):
-            stack += [value for value in vars(cls).values() if _is_own(value)]
+    for cls in _classes(module):
+        stack += [value for value in vars(cls).values() if _is_own(value)]
     seen: set[int] = set()
     while stack:
         function = stack.pop()
@@ -61,10 +77,19 @@ class OuterState:
     """What such containers held; those that hold tensors are put back, counters and logs are left alone.
 
     So are the states of random generators, once no run follows: that no seed reaches them is for checks to see.
+
+    Attributes of the modules' classes are what they were, bound or written to.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        named = {id(value): value for _, value in _named(module)}.values()
+        self._classes = [(cls, _data_of(cls)) for cls in _classes(module)]
+        held = [value for _, data in self._classes for value in data.values()]
+        self._tensors = [
+            TensorState.of(value, copy=True)
+            for value in held
+            if is_tensor(value) and not refuses(value)
+        ]
+        named = {id(value): value for value in (*held, *(v for _, v in _named(module)))}.values()
         self._kept = [(value, shallow(value)) for value in named if _is_cache(value)]
         drawn = (keeper(value) for value in named if random_state(value) is not None)
         self._drawn = [put_back for put_back in drawn if put_back is not None]
@@ -76,6 +101,14 @@ class OuterState:
         for container, items in self._kept:
             if holds_tensors(container):
                 restore_container(container, items)
+        for cls, then in self._classes:
+            now = _data_of(cls)
+            for name in now.keys() - then.keys():
+                type.__delattr__(cls, name)
+            for name in (name for name, value in then.items() if now.get(name) is not value):
+                type.__setattr__(cls, name, then[name])
+        for state in self._tensors:
+            state.restore(values=True)
 
 
 def holds_tensors(container: Any) -> bool:

@@ -140,3 +140,65 @@ def test_the_generators_of_a_file_are_put_back_after_the_last_run(made):
     report = Contract(model=made, **fields).check(["backward", "eval-purity", "seeding"])
     assert report.ok, str(report)
     assert [str(random_state(one)) for one in (TORCHS, NUMPYS, PYTHONS)] == then
+
+
+class Scaled(nn.Module):
+    """Keeps on its class how large inputs are, how often it ran, and what it made."""
+
+    reach = torch.ones(4)
+    level = torch.zeros(())
+    runs = 0
+    made: dict[int, torch.Tensor] = {}  # noqa: RUF012
+    last = None
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        kind = type(self)
+        kind.runs += 1
+        kind.last = x.detach().mean()
+        kind.extra = kind.last
+        kind.level.add_(1)
+        kind.made.setdefault(len(x), x.detach() * 2)
+        if self.training:
+            kind.reach = torch.maximum(kind.reach.to(x), x.detach().abs().amax(0))
+        return self.head(x / kind.reach.to(x))
+
+
+@pytest.mark.parametrize("made", [Scaled, lambda: Scaled()], ids=["class", "factory"])
+def test_attributes_of_a_class_are_what_they_were(made):
+    reach, level = Scaled.reach, Scaled.level
+    report = Contract(
+        model=made, inputs="B 4", targets=Labels("B", classes=3), loss=F.cross_entropy
+    ).check(["backward", "weights-update", "batch-independence", "batch-sizes", "eval-purity"])
+    assert Scaled.reach is reach
+    assert Scaled.level is level
+    assert reach.dtype == torch.float32
+    assert level.item() == 0
+    assert (Scaled.runs, Scaled.last, Scaled.made) == (0, None, {})
+    assert not hasattr(Scaled, "extra")
+    assert "dtype-pair" not in {found.code for found in report.findings}
+
+
+class Floor(nn.Module):
+    """Makes its table once for all of its kind, in the dtype of the first input."""
+
+    table = None
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        if Floor.table is None:
+            Floor.table = torch.linspace(0, 1, 4).to(x)
+        return self.head(x + Floor.table)
+
+
+def test_no_run_takes_the_table_of_another_dtype():
+    report = Contract(
+        model=Floor, inputs="B 4", targets=Labels("B", classes=3), loss=F.cross_entropy
+    ).check(["batch-independence", "batch-sizes", "seeding"])
+    assert report.ok, str(report)
