@@ -94,13 +94,13 @@ def pulled_off(loss: LossOfOutput) -> PulledOff | None:
     try:
         for path, target in _pairs(loss, targets) if labels else ():
             wanted = targets[target].values.detach().reshape(loss.outputs[path].shape)
-            by = _away(loss, path, wanted)
-            if by is None or not _meets(loss.at(path, wanted), path):
+            away = _away(loss, path, wanted)
+            if away is None or not _meets(loss.at(path, wanted), loss.at(path, away[1]), path):
                 continue
             for name, label in labels.items():
                 if _weighs(loss, path, wanted, label):
                     op = _reader(loss.at(path, wanted), path)
-                    return PulledOff(path=path, target=target, labels=name, by=by, op=op)
+                    return PulledOff(path=path, target=target, labels=name, by=away[0], op=op)
     except SubjectError:
         return None  # the loss refuses other outputs or labels
     return None
@@ -190,8 +190,11 @@ def _pairs(loss: LossOfOutput, targets: dict[str, _Target]) -> Iterator[tuple[st
                 yield path, name
 
 
-def _away(loss: LossOfOutput, path: str, wanted: Tensor) -> float | None:
-    """Return how far from the target the loss is lowest; None where it is there, or the output is not fitted to it."""
+def _away(loss: LossOfOutput, path: str, wanted: Tensor) -> tuple[float, Tensor] | None:
+    """Return how far from the target the loss is lowest, and for which values.
+
+    None where it is at the target, or the output is not fitted to it.
+    """
     size = float(wanted.double().std())
     slopes = []
     for by in (0.0, _STEP * size, -_STEP * size):
@@ -205,16 +208,19 @@ def _away(loss: LossOfOutput, path: str, wanted: Tensor) -> float | None:
         ((above + below - 2 * here).abs() > _EVEN * curve).any()
     ):
         return None
-    by = float((here / curve).abs().median()) * 2 * _STEP
-    return by if by > _OFF else None
+    way = here / curve * 2 * _STEP
+    by = float(way.abs().median())
+    return (by, wanted - way * size) if by > _OFF else None
 
 
-def _meets(loss: LossOfOutput, path: str) -> bool:
+def _meets(loss: LossOfOutput, rest: LossOfOutput, path: str) -> bool:
     """Say whether the slope to an output is another for another value of another output, as where both are factors.
 
     What labels add to a constant that the output is fitted to, as the ends of episodes do to returns, meets no output.
+    What they add to another output that is a part of the target does not either: where the loss is lowest for the
+    one, it has no slope to the other, or the same as elsewhere.
     """
-    here = loss.slopes()
+    here, lowest = loss.slopes(), rest.slopes()
     for other, value in loss.outputs.items():
         there = None if other == path else loss.at(other, 1.5 * value.detach().flip(0)).slopes()
         if (
@@ -223,10 +229,17 @@ def _meets(loss: LossOfOutput, path: str) -> bool:
             or path not in here.by_output.keys() & there.by_output.keys()
         ):
             continue
-        one, two = here.by_output[path], there.by_output[path]
-        if bool((one - two).abs().max() > _FOLLOWS * one.abs().max()):
+        slope = here.by_output[path]
+        one, two = (None if s is None else s.by_output.get(other) for s in (here, lowest))
+        if one is None or two is None or not _is_large(slope - there.by_output[path], slope):
+            continue
+        if _is_large(one - two, one) and _is_large(two, one):
             return True
     return False
+
+
+def _is_large(part: Tensor, whole: Tensor) -> bool:
+    return bool(part.abs().max() > _FOLLOWS * whole.abs().max())
 
 
 def _weighs(loss: LossOfOutput, path: str, wanted: Tensor, labels: _Target) -> bool:

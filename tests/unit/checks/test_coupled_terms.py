@@ -68,6 +68,13 @@ def to_what_labels_shift(output, target):
     return F.cross_entropy(scores, labels) + F.mse_loss(value, returns)
 
 
+def to_what_follows(output, target):
+    """Fits a value to a cost and to what another head expects after it, where the labels say that anything follows."""
+    (scores, value), (labels, costs) = output, target
+    wanted = costs + 0.9 * (labels > 0).float() * scores[:, 0].detach()
+    return F.mse_loss(value, wanted) + 0.1 * scores.pow(2).mean()
+
+
 def told(loss, *checks):
     g = torch.Generator().manual_seed(1)
     x, returns = torch.randn(9, 5, generator=g), torch.randn(9, generator=g) + 0.5
@@ -84,7 +91,15 @@ def test_an_advantage_with_the_gradient_of_its_baseline():
 
 @pytest.mark.parametrize(
     "loss",
-    [baseline_cut, apart, by_uncertainty, confident, of_the_right_class, to_what_labels_shift],
+    [
+        baseline_cut,
+        apart,
+        by_uncertainty,
+        confident,
+        of_the_right_class,
+        to_what_labels_shift,
+        to_what_follows,
+    ],
 )
 def test_sound_losses_of_two_heads(loss):
     assert [f.code for f in told(loss) if f.status == "violated"] == []
