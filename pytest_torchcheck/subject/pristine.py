@@ -15,7 +15,7 @@ from ..declared.factories import not_built
 from ..declared.limits import DTYPES
 from ..declared.names import unknown_names, with_inputs
 from ..heard import Ear
-from ..interrupts import interrupts, kept_in
+from ..interrupts import interrupts, kept_in, readable
 from ..loop.closures import kept
 from ..loop.loads import watched_loads
 from ..objects import trees
@@ -297,7 +297,7 @@ class PristineModel:
             for p in self.model.parameters()
         )
 
-    @contextlib.contextmanager
+    @readable
     def phase(
         self, phase: Phase, batch: Batch | None = None, rerun: Callable[..., Any] | None = None
     ) -> Iterator[None]:

@@ -94,3 +94,44 @@ def test_models_and_losses_with_objects_that_refuse(name: str) -> None:
 def test_a_dataset_that_refuses_what_only_the_checks_ask() -> None:
     report = Contract(dataset=Rows()).check()
     assert report.ok, str(report)
+
+
+class Sealed(Exception):
+    """Answers nothing."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise PermissionError(name)
+
+
+class Raises(nn.Linear):
+    def __init__(self, where: str) -> None:
+        super().__init__(5, 3)
+        self.where = where
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.where == "forward":
+            raise Sealed("no input")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("where", ["forward", "loss", "step"])
+def test_an_exception_that_refuses_is_told_as_any_other(where: str) -> None:
+    def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        if where == "loss":
+            raise Sealed("no input")
+        return F.cross_entropy(output, label)
+
+    def step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> None:
+        raise Sealed("no input")
+
+    how = {"train_step": step} if where == "step" else {"loss": loss}
+    contract = Contract(
+        model=lambda: Raises(where), inputs="B 5", targets=Labels("B", classes=3), **how
+    )
+    report = contract.check()
+    assert not [f for f in report.findings if f.status == "error"]
+    (found,) = [f for f in report.findings if f.code == "crash" and f.status == "violated"]
+    assert "Sealed" in found.summary
+    assert "no input" in found.summary
+    assert found.location is not None
+    assert found.location.text == 'raise Sealed("no input")' or where == "forward"

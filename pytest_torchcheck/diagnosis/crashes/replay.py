@@ -23,6 +23,7 @@ from torch.nn.modules.module import (
 )
 
 from ... import sources
+from ...interrupts import Readable
 from ...probes.gradient.switched_off import gradients_off_line
 from ...record.hooks import hooked
 from ...record.modes import Observer
@@ -293,7 +294,7 @@ def replay(
             torch.autograd.detect_anomaly(check_nan=False) if anomaly else contextlib.nullcontext()
         )
         try:
-            with watch, _watching(recorder):
+            with watch, _watching(recorder), Readable(contextlib.nullcontext()):
                 rerun()
                 if freed is not None:
                     freed.run += 1
