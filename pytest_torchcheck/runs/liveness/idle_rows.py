@@ -9,6 +9,7 @@ from torch import nn
 
 from ...lean import dataclass
 from ...objects import trees
+from ...probes.loss.arguments import by_step
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ..facts import outputs
@@ -104,10 +105,12 @@ def _block(idle: torch.Tensor) -> tuple[int, int, int]:
 def without_effect(subject: Subject, rows: IdleRows) -> bool:
     """Say whether other weights in a block of rows leave every output as it is, bit by bit, in both modes.
 
-    Weights are drawn wide, and once more with the opposite sign, so that they wake rectifiers. Cost: at
-    most 6 forwards.
+    Weights are drawn wide, and once more with the opposite sign, so that they wake rectifiers. Rows that the user's
+    own step trains have an effect that no output shows. Cost: at most 6 forwards, and such a step.
     """
     try:
+        if subject.contract.train_step is not None and _trained(subject, rows):
+            return False
         return all(
             _same(subject, rows, sign, index=int(train), train=train)
             for train in (True, False)
@@ -115,6 +118,17 @@ def without_effect(subject: Subject, rows: IdleRows) -> bool:
         )
     except SubjectError:
         return False
+
+
+def _trained(subject: Subject, rows: IdleRows) -> bool:
+    """Say whether a step leaves a gradient at the rows, or moves them and leaves none."""
+    made = by_step(subject, subject.batch())
+    gradient = made.get(f"gradient {rows.name}")
+    if gradient is not None:
+        return bool(rows.within(trees.dense(gradient)).any())
+    before = subject.named_parameters().get(rows.name)
+    now = made.get(rows.name)
+    return not (before is None or now is None or trees.same(rows.within(before), rows.within(now)))
 
 
 def _same(subject: Subject, rows: IdleRows, sign: float, *, index: int, train: bool) -> bool:

@@ -187,3 +187,41 @@ class ReadsAllButSome(Base):
 
 def test_several_blocks_in_one_period_are_no_block() -> None:
     assert all(finding.code != "features-unread" for finding in told(ReadsAllButSome))
+
+
+class Density(nn.Module):
+    """Returns the centre of a normal density; its spread is the other half of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.Linear(12, 20), nn.Linear(20, 6)
+
+    def both(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        centre, spread = self.last(self.body(x).tanh()).chunk(2, -1)
+        return centre, spread
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.both(x)[0]
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+@pytest.mark.parametrize("reads", [True, False])
+def test_rows_that_the_step_alone_reads_are_read(reads: bool, zeroed: bool) -> None:
+    def step(model: Density, optimizer: torch.optim.Optimizer, inputs: tuple, y: torch.Tensor):
+        centre, spread = model.both(inputs[0])
+        error = (centre - y) ** 2
+        loss = (error * (-spread).exp() + spread).mean() if reads else error.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if zeroed:
+            optimizer.zero_grad()
+        return loss.detach()
+
+    torch.manual_seed(0)
+    contract = Contract(
+        model=Density, inputs="B 12", targets="B 3", train_step=step,
+        optimizer=lambda model: torch.optim.Adam(model.parameters(), 1e-3),
+    )  # fmt: skip
+    found = contract.check(["dead-modules"]).findings
+    assert ("features-unread" in {f.code for f in found}) is not reads
