@@ -249,11 +249,12 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
             return None
         guilty = [h for h in holdings(model) if h.path in names and h.value.grad_fn is not None]
         plain = all(h.path == h.attribute and h.value.dim() > 1 for h in guilty)
-        end = checksums(model)
     if not guilty:
         return None
     declared = subject.contract.loss is not None or subject.contract.train_step is not None
-    idle = plain and declared and _detached(subject, {h.path for h in guilty}) == end
+    paths = {h.path for h in guilty}
+    cut, whole = (_detached(subject, names) if declared else None for names in (paths, ()))
+    used, idle = cut != whole, plain and cut is not None and cut == whole
     first = guilty[0]
     made = violated if idle else suspicious
     places = {c.name: c.location for c in keeping_lines(subject, train=True)}
@@ -269,14 +270,16 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
         location=place,
         observed=f"copy.deepcopy(model) after one step: {said}",
         cause=f"the forward keeps {first.path} with the graph that computed it",
-        because="with it detached at the end of the forward, a step gives the same weights: its "
-        "graph is not used"
-        if idle
+        because=f"with it detached at the end of the forward, a step gives {'other' if used else 'the same'} weights: "
+        f"its graph is {'' if used else 'not '}used"
+        if idle or used
         else (
             f"{first.path}.grad_fn is not None after the step, and the newly built model can be "
             "copied"
         ),
-        fix=(
+        fix=f"return {first.name} from forward{line}, or set it to None once the step has read it"
+        if used
+        else (
             f"when forward has read it, detach it: self.{first.name} = self.{first.name}.detach() at its end"
             if _read_behind(place, first.name)
             else f"keep {first.name}.detach(){line}"
@@ -297,15 +300,19 @@ def _read_behind(place: Location | None, attribute: str) -> bool:
     )
 
 
-def _step(subject: Subject, model: nn.Module) -> None:
+def _step(subject: Subject, model: nn.Module, *, times: int = 1) -> None:
     model.train()
     seed_everything(subject.seed)
     made = subject.make_optimizer(model)
-    subject.train_step(model, made, subject.batch().clone())
+    for _ in range(times):
+        subject.train_step(model, made, subject.batch().clone())
 
 
 def _detached(subject: Subject, names: Collection[str]) -> dict[str, int] | None:
-    """Return the checksums after a step in which these attributes are detached as each forward ends."""
+    """Return the checksums after two steps in which these attributes are detached as each forward ends.
+
+    The first step of Adam goes by the sign of the gradient.
+    """
 
     def cut(module: nn.Module, args: Any, output: Any) -> None:
         for held in holdings(module):
@@ -315,7 +322,7 @@ def _detached(subject: Subject, names: Collection[str]) -> dict[str, int] | None
     with subject.pristine(steps=True) as model:
         hook = model.register_forward_hook(cut)
         try:
-            _step(subject, model)
+            _step(subject, model, times=2)
         except SubjectError:
             return None
         finally:

@@ -73,6 +73,8 @@ def test_maps_without_one(how):
 def test_what_the_loss_reads_needs_its_graph(how):
     (finding,) = told(lambda: Attending(how), optimizer=adam, train_step=penalised)
     assert (finding.status, finding.code) == ("suspicious", "copy-after-training")
+    assert "detach()" not in finding.fix
+    assert "its graph is used" in finding.because
 
 
 def test_what_an_undeclared_loss_may_read_is_suspicious():
