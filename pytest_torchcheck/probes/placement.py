@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .. import sources
 from ..lean import dataclass
 from .device_rules import EACH_ALONE, FIRST_DECIDES, ONE_DEVICE, PACKED, PLACEHOLDERS, SYNCS
-from .recorded.watch import Watch, in_backward, name_of, tensors_in
+from .recorded.watch import Watch, in_backward, name_of, storage_of, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -160,10 +160,9 @@ class Pretend(Watch):
         above = sys._getframe(2).f_code  # above the mode
         caller = above.co_filename
         if name in _WHERE and full.startswith("Tensor."):
-            if (
-                above.co_name == "__new__"
-            ):  # of a tensor's class: one that is made for a GPU that is
-                return func(*args, **kwargs)  # not there ends the process
+            if above.co_name == "__new__":
+                # of a tensor's class: one that is made for a GPU that is not there ends the process
+                return func(*args, **kwargs)
             return self._where(func, name, args, kwargs, caller)
         self.found.ops += 1
         given = list(tensors_in((args, kwargs)))
@@ -180,14 +179,9 @@ class Pretend(Watch):
             result, asked = args[0].clone(), "moved"
         else:
             result = func(*args, **kwargs)
-        if (
-            (asked or name in ("to", "type_as", "cpu"))
-            and isinstance(result, Tensor)
-            and any(result is tensor for tensor in given)
-        ):
-            result = torch.ops.aten.alias(
-                result
-            )  # .to() and .cpu() gave the tensor itself: it must not change its place
+        if (asked or name in ("to", "type_as", "cpu")) and any(result is t for t in given):
+            # .to() and .cpu() gave the tensor itself: it must not change its place
+            result = torch.ops.aten.alias(result)
         self._place(full, name, args, given, moved, result, asked)
         return result
 
@@ -264,7 +258,13 @@ class Pretend(Watch):
             and type(tensor) is Tensor
             and not _holds(self._unsure, tensor)
             and not self._transformed  # vmap makes tensors that no call of torch returns
+            and not self._is_view(tensor)
         )
+
+    def _is_view(self, tensor: Tensor) -> bool:
+        """Say whether a tensor has the memory of a moved one, as one of another class made of it has."""
+        place, alive = storage_of(tensor), (ref() for ref in list(self._moved.values()))
+        return place is not None and any(t is not None and storage_of(t) == place for t in alive)
 
     def _mixture(self, op: str, stray: Stray | None) -> None:
         location = self.locate()

@@ -285,6 +285,7 @@ def test_cpu_tensors_in_the_backward_of_a_function(
         lambda m, y: y + y.new_ones(8) + torch.ones_like(y),
         lambda m, y: F.dropout(y, 0.5) + torch.randn(y.shape, device=y.device),
         lambda m, y: y.masked_fill(torch.ones(8, dtype=torch.bool, device=y.device), 0.0),
+        lambda m, y: y + y.detach().as_subclass(torch.Tensor),
         _experts,
     ],
     ids=[
@@ -300,6 +301,7 @@ def test_cpu_tensors_in_the_backward_of_a_function(
         "new",
         "random",
         "fill",
+        "class",
         "experts",
     ],
 )
