@@ -17,6 +17,7 @@ from ..runs.overfitting.stuck import equal_rows
 from ..runs.repeats import in_one_memory, keep_track, reads_last
 from ..runs.training.observation import observe
 from ..runs.training.steps import trajectory
+from ..runs.variants.woken import woken
 from ..state import filled_memory, is_lazy, isolated
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, suspicious
@@ -282,6 +283,8 @@ def nonlinearity(subject: Subject) -> Iterator[Finding]:
         )
         return
     affine = layers.is_affine(subject)
+    if affine and (other := woken(subject)) is not None:
+        affine = layers.is_affine(other[0])  # a scale that starts near zero hides what bends
     pairs = layers.collapsing(subject.model, signals.chains)
     narrow = (
         all(isinstance(subject.model.get_submodule(name), nn.Linear) for name in called)

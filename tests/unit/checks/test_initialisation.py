@@ -243,6 +243,27 @@ def test_layers_without_a_nonlinearity_between_them() -> None:
     assert found.status == "suspicious"
 
 
+class Scaled(nn.Module):
+    """Adds a branch by a scale that starts near zero."""
+
+    def __init__(self, bend: Callable[[torch.Tensor], torch.Tensor], start: float = 1e-6) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.last = nn.Conv1d(16, 4, 1)
+        self.scale, self.bend = nn.Parameter(torch.full((16,), start)), bend
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x + self.scale * self.second(self.bend(self.first(x)))
+        return self.last(h[..., None])[..., 0]
+
+
+@pytest.mark.parametrize("start", [0.0, 1e-6])
+def test_what_a_scale_near_zero_hides_may_bend(start: float) -> None:
+    assert find(lambda: Scaled(torch.sin, start), "nonlinearity")[0].status == "passed"
+    found = only(find(lambda: Scaled(lambda h: h, start), "nonlinearity"), "model-affine")
+    assert found.status == "suspicious"
+
+
 @pytest.mark.parametrize(
     "build",
     [
