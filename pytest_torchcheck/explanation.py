@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from .findings import Location, Plain
     from .subject import Subject
 
-Phase = Literal["build", "batch", "data", "forward", "loss", "backward", "step", "promise"]
+Phase = Literal[
+    "build", "listing", "batch", "data", "forward", "loss", "backward", "step", "promise"
+]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 PHASE_WORDS: dict[Phase, str] = {
     "build": "building the model",
+    "listing": "listing the model's parts",
     "batch": "making the batch",
     "data": "reading the data",
     "forward": "the forward pass",

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..batches import Batch
 
 
-Phase = Literal["build", "batch", "forward", "loss", "backward", "step", "data", "promise"]
+Phase = Literal[
+    "build", "listing", "batch", "forward", "loss", "backward", "step", "data", "promise"
+]
 
 
 LossKind = Literal["user", "probe"]

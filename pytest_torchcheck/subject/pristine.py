@@ -147,6 +147,7 @@ class PristineModel:
             model = self.contract.model()
             if not isinstance(model, nn.Module):
                 raise TypeError(not_built(model))
+        with self.phase("listing"):
             require_hashable(model)
         give_modes(model)
         return self._materialise(self.convert(model))
@@ -190,7 +191,7 @@ class PristineModel:
             self._state = ModuleState(self._model, copy_parameters=size <= _COPY_BYTES)
             return
         model = self.contract.model
-        with self.phase("build"):
+        with self.phase("listing"):
             require_hashable(model)
         materialised(model)
         original = ModuleState(model)

@@ -656,3 +656,16 @@ def test_an_output_that_is_nested_too_deep_is_not_followed_and_no_error_of_a_che
     report = Contract(model=Nested, batch=batch, loss=loss).check(["backward", "eval-purity"])
     assert [f.status for f in report.findings] == ["inconclusive"] * 2
     assert "nested more than 100 containers deep" in report.findings[0].summary
+class Shy(nn.Linear):
+    """Has parts that may not be listed."""
+
+    def named_children(self) -> Any:
+        raise PermissionError("ask for one by name")
+
+
+@pytest.mark.parametrize("made", [lambda: Shy(4, 2), Shy(4, 2)], ids=["factory", "module"])
+def test_a_model_that_cannot_be_listed_was_built(made: Any) -> None:
+    (found,) = Contract(model=made, batch=_batch()).check(["backward"]).findings
+    assert found.summary.startswith("listing the model's parts raises PermissionError")
+    assert found.location is not None
+    assert found.location.function.endswith("named_children")
