@@ -656,6 +656,8 @@ def test_an_output_that_is_nested_too_deep_is_not_followed_and_no_error_of_a_che
     report = Contract(model=Nested, batch=batch, loss=loss).check(["backward", "eval-purity"])
     assert [f.status for f in report.findings] == ["inconclusive"] * 2
     assert "nested more than 100 containers deep" in report.findings[0].summary
+
+
 class Shy(nn.Linear):
     """Has parts that may not be listed."""
 
