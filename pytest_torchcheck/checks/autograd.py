@@ -28,7 +28,7 @@ from ..runs.numerics import broken_in_eval
 from ..runs.omitted import read_where_given
 from ..runs.training.observation import observe
 from ..runs.training.otherwise import in_live_memory, trained_in_step, written_by_step
-from ..runs.training.stale_copies import kept_copies
+from ..runs.training.stale_copies import MANY_STEPS, kept_copies
 from ..runs.training.steps import trajectory, untrainable
 from ..runs.variants.apart import overwritten_inputs
 from ..state import seed_everything
@@ -118,15 +118,16 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
     omitted = read_where_given(subject, [name for name, kind in dead.items() if kind == "none"])
     for name in omitted:
         del dead[name]
-    untrained = _untrained(subject)
-    if untrained:
+    if untrained := _untrained(subject):
         yield from explain.off(subject, [name for name, _ in untrained])
     none = [name for name, kind in dead.items() if kind == "none"]
     zero = [name for name, kind in dead.items() if kind == "zero"]
     total = len(first.stats)
+    resting = list(_resting_copies(subject, none, total))
     table = {"gradients": parameter_rows(subject, first.stats)}
     if none:
         yield from _with_table(explain.missing(subject, none, total), table)
+    yield from resting
     if omitted:
         yield from _with_table(explain.not_given(subject, omitted, total), table)
     if zero or rounding:
@@ -143,9 +144,21 @@ def gradients_exist(subject: Subject) -> Iterator[Finding]:
             "modules of the same container, or another batch or initialisation reaches them",
             code="not-reached",
         )
-    elif not (alone or none or omitted or zero or rounding or untrained):
+    elif not (alone or none or resting or omitted or zero or rounding or untrained):
         otherwise[_CANCELS] = shifts
         yield from _with_gradients(first, subject, otherwise, table)
+
+
+def _resting_copies(subject: Subject, none: list[str], total: int) -> Iterator[Finding]:
+    """Take out of ``none`` what a step keeps as copies for its targets and was not seen to write to; tell of it."""
+    kept = [name for name in none if name in kept_copies(subject)]
+    none[:] = [name for name in none if name not in kept]
+    for finding in explain.missing(subject, kept, total) if kept else ():
+        yield finding.replace(
+            status="suspicious",
+            cause=f"the step calls it for targets alone, and none of {MANY_STEPS} steps writes to it",
+            fix="bring it up to date in the step, or freeze it with requires_grad_(False)",
+        )
 
 
 def _moved_otherwise(subject: Subject, dead: dict[str, str]) -> dict[str, set[str]]:
@@ -155,7 +168,7 @@ def _moved_otherwise(subject: Subject, dead: dict[str, str]) -> dict[str, set[st
     found = {
         "in the train_step only": trained_in_step(subject, dead),
         _BY_STEP: written_by_step(subject, dead),
-        _KEPT: set(dead) & kept_copies(subject),
+        _KEPT: {name for name, written in kept_copies(subject).items() if written and name in dead},
         "through another on the same memory": in_live_memory(subject, dead),
     }
     for name in set().union(*found.values()):

@@ -78,7 +78,7 @@ class OuterState:
 
     So are the states of random generators, once no run follows: that no seed reaches them is for checks to see.
 
-    Attributes of the modules' classes are what they were, bound or written to.
+    Tensors that the modules' classes hold as attributes are put back, too, and once no run follows, all their attributes.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -103,10 +103,14 @@ class OuterState:
                 restore_container(container, items)
         for cls, then in self._classes:
             now = _data_of(cls)
-            for name in now.keys() - then.keys():
-                type.__delattr__(cls, name)
-            for name in (name for name, value in then.items() if now.get(name) is not value):
-                type.__setattr__(cls, name, then[name])
+            for name in now.keys() | then.keys():
+                held, was = now.get(name), then.get(name)
+                if held is was or not (last or is_tensor(held) or is_tensor(was)):
+                    continue
+                if name in then:
+                    type.__setattr__(cls, name, was)
+                else:
+                    type.__delattr__(cls, name)
         for state in self._tensors:
             state.restore(values=True)
 

@@ -61,7 +61,7 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
     if missing and subject.contract.train_step is not None:
         # the step may hold optimizers of its own
         applied = {name for names in trace_of(subject).parameters.values() for name in names}
-        missing = [name for name in missing if name not in applied | kept_copies(subject)]
+        missing = [name for name in missing if name not in applied | kept_copies(subject).keys()]
     several = len(coverage.optimizers) > 1
     if missing:
         yield explain.missing(subject, missing, coverage)
@@ -235,7 +235,7 @@ def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:
     excused |= unreached(subject, set(left()))
     excused |= shared_shifts(subject, left("zero"))
     excused |= hidden_by_data(subject, left("zero")).keys()
-    excused |= differentiated(subject, left("none")) | set(left()) & kept_copies(subject)
+    excused |= differentiated(subject, left("none")) | set(left()) & kept_copies(subject).keys()
     excused |= read_where_given(subject, left("none")).keys()
     excused |= _cancelled_in_step(subject, set(still) - excused, made)
     if rest := set(still) - excused:

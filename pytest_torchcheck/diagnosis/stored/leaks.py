@@ -259,7 +259,6 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
     made = violated if idle else suspicious
     places = {c.name: c.location for c in keeping_lines(subject, train=True)}
     place = places.get(first.attribute) or first.location
-    line = on_line(place)
     return made(
         "copy-after-training",
         f"after a training step the model cannot be copied: {listed([h.path for h in guilty])} keeps its graph",
@@ -277,15 +276,20 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
             f"{first.path}.grad_fn is not None after the step, and the newly built model can be "
             "copied"
         ),
-        fix=f"return {first.name} from forward{line}, or set it to None once the step has read it"
-        if used
-        else (
-            f"when forward has read it, detach it: self.{first.name} = self.{first.name}.detach() at its end"
-            if _read_behind(place, first.name)
-            else f"keep {first.name}.detach(){line}"
-        )
-        + ("" if idle else ", or return it from forward if the loss reads it"),
+        fix=_uncarried(first.name, place, used=used, idle=idle),
     )
+
+
+def _uncarried(name: str, place: Location | None, *, used: bool, idle: bool) -> str:
+    """Say how an attribute is kept without its graph, or not kept."""
+    line = on_line(place)
+    if used:
+        return f"return {name} from forward{line}, or set it to None once the step has read it"
+    return (
+        f"when forward has read it, detach it: self.{name} = self.{name}.detach() at its end"
+        if _read_behind(place, name)
+        else f"keep {name}.detach(){line}"
+    ) + ("" if idle else ", or return it from forward if the loss reads it")
 
 
 def _read_behind(place: Location | None, attribute: str) -> bool:

@@ -96,18 +96,18 @@ def _pairs(model: nn.Module) -> dict[str, str]:
 
 
 @remembered("kept-copies")
-def kept_copies(subject: Subject) -> frozenset[str]:
-    """Name the parameters that need no gradient as their part is a copy of one that trains, which the user's step keeps.
+def kept_copies(subject: Subject) -> dict[str, bool]:
+    """Return the parameters of copies that the user's step keeps of parts that train, and whether a step writes to each.
 
     Such a part begins with all values of the other one, and no gradient goes to it. Either the step writes to some
     of its parameters, as to an average: then one stays if its original does. Or the step calls it by itself, for a
     target: it may be brought up to date once in many steps.
 
-    Cost: a recorded step where there is such a part.
+    Cost: a recorded step where there is such a part, and up to 128 where three do not write to it.
     """
-    made, found = trajectory(subject), set[str]()
-    if subject.contract.train_step is None or made.error is not None:
-        return frozenset()
+    if subject.contract.train_step is None or (made := trajectory(subject)).error is not None:
+        return {}
+    found: dict[str, bool] = {}
     still = {n: p for n, p in subject.named_parameters().items() if not made.moved.get(n, 0.0)}
     for own, pairs in _copied_parts(subject.model, still).items():
         stays = {n for n, original in pairs.items() if not made.moved.get(original, 0.0)}
@@ -115,10 +115,30 @@ def kept_copies(subject: Subject) -> frozenset[str]:
         if touched.union(made.live).intersection(pairs) or len(stays) == len(pairs):
             continue
         if not still.keys() >= pairs.keys():
-            found |= stays & still.keys()
+            found |= dict.fromkeys(stays & still.keys(), True)
         elif _is_called_for_targets(subject, own):
-            found |= pairs.keys()
-    return frozenset(found)
+            found |= dict.fromkeys(pairs, _is_written_later(subject, pairs))
+    return found
+
+
+MANY_STEPS = 128
+"""Target networks are often brought up to date in every hundredth step."""
+
+
+def _is_written_later(subject: Subject, names: Collection[str]) -> bool:
+    """Say whether one of many steps writes to parameters; so it is taken to be where a step raises."""
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        try:
+            made = subject.make_optimizer(model)
+            before = {n: p.detach().clone() for n, p in model.named_parameters() if n in names}
+            for _ in range(MANY_STEPS):
+                subject.train_step(model, made, subject.batch().clone())
+                now = dict(model.named_parameters())
+                if any(n not in now or not trees.same(now[n], t) for n, t in before.items()):
+                    return True
+        except SubjectError:
+            return True
+    return False
 
 
 def _copied_parts(model: nn.Module, names: Collection[str]) -> dict[str, dict[str, str]]:

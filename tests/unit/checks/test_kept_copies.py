@@ -63,7 +63,7 @@ def now_and_then(model):
     """Bring the copy up to date once in many steps."""
     count = model.__dict__.setdefault("count", 0) + 1
     model.__dict__["count"] = count
-    if count % 200 == 0:
+    if count % 100 == 0:
         model.slow.load_state_dict(model.online.state_dict())
 
 
@@ -79,11 +79,19 @@ def averaged_but_the_head(model):
         slow.lerp_(weight, 0.1)
 
 
-def codes(model, after):
+def never(model):
+    """Leave the copy as it was."""
+
+
+def findings(model, after):
     contract = Contract(
         model=model, inputs="B 6", targets="B 5", sizes={"B": 6}, train_step=stepping(after), optimizer=sgd
     )  # fmt: skip
-    return {f.code for f in contract.check(CHECKS).findings if f.status == "violated"}
+    return [f for f in contract.check(CHECKS).findings if f.status in ("violated", "suspicious")]
+
+
+def codes(model, after):
+    return {f.code for f in findings(model, after)}
 
 
 @pytest.mark.parametrize("after", [now_and_then, averaged])
@@ -102,3 +110,9 @@ def test_what_an_average_forgets_is_told():
 def test_an_equal_part_that_nothing_calls_or_that_the_model_calls_is_told():
     assert "grad-none" in codes(lambda: Predictive(hears=False), now_and_then)
     assert "grad-none" in codes(lambda: Predictive(within=True), now_and_then)
+
+
+def test_a_copy_that_no_step_brings_up_to_date_is_suspicious_once():
+    (found,) = findings(Predictive, never)
+    assert (found.status, found.code) == ("suspicious", "grad-none")
+    assert "for targets alone" in found.cause
