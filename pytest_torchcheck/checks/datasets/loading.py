@@ -13,6 +13,7 @@ from ...data.collation import lost_values as losing
 from ...data.relations import kept_draws as keeping
 from ...data.relations import never_drawn as never
 from ...data.relations import worker_agreement as agreement
+from ...text.wording import counted
 from ...verdicts import inconclusive, not_applicable, passed
 from .samples import data_parts, in_data, pickle_failures, surveys, unreadable
 
@@ -246,7 +247,8 @@ def last_batch(subject: Subject) -> Iterator[Finding]:
         yield from bad
         if not bad:
             yield passed(
-                f"{part.prefix}{found.batches} batches of {found.samples} samples, the last of {found.last}"
+                f"{part.prefix}{found.samples} samples in {counted(found.batches, 'batch', 'batches')}, "
+                f"the last of {found.last}"
             )
 
 

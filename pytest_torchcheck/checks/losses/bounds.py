@@ -12,6 +12,7 @@ import torch
 from ...codes import loss as explain
 from ...lean import dataclass
 from ...probes.loss.free import Clamps, freed
+from ...runs.losses.consumption import evidence
 from ...runs.losses.volumes import names_it, volumes
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -70,12 +71,19 @@ def loss_bounded(subject: Subject) -> Iterator[Finding]:
         return
     base = base_slopes(subject, loss)
     read = {} if base is None else base.by_output
-    bounded = base is not None and base.last.startswith(BY_SAMPLE)
+    bounded = base is not None and _of_torch(subject, base.last)
+    if isinstance(bounded, str):
+        yield inconclusive(bounded)
+        return
     freed: Freeing | None = None
+    falling = ""
     for path in () if bounded else read:
         for part, sign in itertools.product(_parts(loss.outputs[path]), (1.0, -1.0)):
             along = _Along(loss, path, part, sign)
-            if not _falls(along) or not _rises_otherwise(along) or not _by_itself(along):
+            if not _falls(along):
+                continue
+            falling = path
+            if not _rises_otherwise(along) or not _by_itself(along):
                 continue
             freed = freed or Freeing(subject)
             moved = freed.along(path, part, sign)
@@ -89,10 +97,35 @@ def loss_bounded(subject: Subject) -> Iterator[Finding]:
         yield passed(
             "the loss is a criterion of torch's and nothing else, which has a lowest value"
         )
+    elif falling:
+        yield passed(
+            f"the loss falls without end as {falling} moves one way, as that of a score may; that it also falls on "
+            "the other side, and for other targets, was not found"
+        )
     else:
         yield passed(
             f"the loss keeps a bound while {len(read)} outputs are shifted by {_SHIFTS[-1]:g}"
         )
+
+
+def _of_torch(subject: Subject, last: str) -> bool | str:
+    """Say whether a loss is a criterion of torch's that has a lowest value, or why its targets leave it without one.
+
+    Args:
+        subject: Whose loss it is.
+        last: The autograd node that gave it.
+    """
+    if not last.startswith(BY_SAMPLE):
+        return False
+    calls = evidence(subject).consumed
+    outside = next((used.outside for used in calls if used.outside), None)
+    if last.startswith("BinaryCrossEntropy") and outside:
+        values = f"from {outside[0]:g} to {outside[-1]:g}"
+        return (
+            f"the targets are {values}: beyond 0 to 1, a binary cross entropy has no lowest value"
+        )
+    logs = any(used.function == "F.cross_entropy" or used.log_distribution for used in calls)
+    return logs or not last.startswith("NllLoss")
 
 
 def _parts(output: torch.Tensor) -> Iterator[Part]:

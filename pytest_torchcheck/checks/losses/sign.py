@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...findings import Finding
-    from ...runs.losses.consumption import LossEvidence
+    from ...runs.losses.consumption import Consumed, LossEvidence
     from ...subject import Subject
 
 
@@ -78,15 +78,31 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
         words = f"the loss pulls the entries of {levels.path} to the quantiles that it holds"
         yield explain.turned_levels(levels) if levels.turned else passed(words)
         return
-    yield _agreed(subject, seen, pulls=bool(classes))
+    yield _agreed(subject, seen, classes)
 
 
-def _agreed(subject: Subject, seen: LossEvidence, *, pulls: bool) -> Finding:
-    """Say what was seen of a loss of which nothing is wrong; ``pulls`` where a class of a target was compared."""
-    if any(one.way == "towards" for one in seen.directions):
-        return passed("the loss falls as outputs move towards the labels")
-    if pulls or seen.away:
-        return passed("the loss falls as outputs move towards the targets")
+def _agreed(subject: Subject, seen: LossEvidence, classes: list[Consumed]) -> Finding:
+    """Say what was seen of a loss of which nothing is wrong; ``classes`` are the calls with classes of a target."""
+    towards = [one for one in seen.directions if one.way == "towards"]
+    if towards:
+        known = any(one.moved == 0 for one in towards)
+        return passed(
+            "the loss falls as outputs move towards the labels"
+            if known
+            else f"the loss falls as outputs move towards what {towards[0].function} compares them with"
+        )
+    if classes:
+        weight = sum(used.counted for used in classes) or 1
+        share = sum((1 - used.rising) * used.counted for used in classes) / weight
+        return passed(
+            f"the loss falls as the logits of the classes that {classes[0].function} is given rise "
+            f"({share:.0%} of those with a gradient)"
+        )
+    if seen.away:
+        path, share = max(seen.away.items(), key=lambda item: item[1])
+        return passed(
+            f"moving {path} towards its target lowers the loss in {1 - share:.0%} of the samples"
+        )
     if not subject.contract.declares("targets"):
         return not_applicable("there are no targets, and no detached output can serve as target")
     return inconclusive(

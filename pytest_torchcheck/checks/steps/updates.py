@@ -74,16 +74,17 @@ def optimizer_coverage(subject: Subject) -> Iterator[Finding]:
         yield explain.made_anew(subject, kinds)
         return
     asks = not missing and _asks_what_is_in(subject.contract.optimizer)
-    whole = explain.compared_whole(subject) if asks else None
-    if whole is not None:
+    if (whole := explain.compared_whole(subject) if asks else None) is not None:
         yield whole
-    if not missing and whole is None:
+    elif not missing:
         total = sum(p.requires_grad for p in subject.model.parameters())
-        foreign = (
-            f"; {len(coverage.foreign)} tensors are not the model's" if coverage.foreign else ""
-        )
+        more = f"; {len(coverage.foreign)} tensors are not the model's" if coverage.foreign else ""
+        if coverage.twice:
+            more += (
+                f"; several hold {len(coverage.twice)} of them, each for backward passes of its own"
+            )
         yield passed(
-            f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable parameters{foreign}"
+            f"{', '.join(coverage.optimizers)} hold {total} of {total} trainable parameters{more}"
         )
 
 
@@ -140,8 +141,7 @@ _FAINT = 1e-12
 """Share of the largest gradient below which a parameter may stay unchanged with a correct
 optimizer."""
 _EPSILON = 1e-8
-"""What our own Adam adds to the size of a gradient: one below it moves a weight by less than the learning rate, which is
-ours as well."""
+"""What our own Adam adds to the size of a gradient: one below it moves a weight by less than our learning rate."""
 
 
 def weights_update(subject: Subject) -> Iterator[Finding]:

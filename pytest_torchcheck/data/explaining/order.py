@@ -246,7 +246,7 @@ def last_batch_wrong(
 ) -> Iterator[Finding]:
     """An epoch that leaves samples out, or has none; ``declared`` is where the contract stands."""
     place = loader_told(part, declared)
-    size, missing = part.plan.batch_size, part.length - found.samples
+    size, missing = part.plan.batch_size, found.drawn - found.samples
     culprit = (dataset_culprit(part, "drop_last", f"batch_size={size}"),)
     drawn = part.plan.batch_sampler if size is None else part.plan.sampler
     if found.batches == found.drawn == 0 and part.length:
@@ -260,26 +260,26 @@ def last_batch_wrong(
             because=f"a whole epoch was drawn from {type(drawn).__name__}",
             fix="give the sampler the indices that it is to draw",
         )
-    elif part.plan.drop_last and found.batches == 0 and part.length:
+    elif part.plan.drop_last and found.batches == 0 and found.drawn:
         yield violated(
             "loader-empty",
-            f"{part.prefix}an epoch has no batch: {part.length} samples, batch_size={size}, drop_last=True",
+            f"{part.prefix}an epoch has no batch: {found.drawn} samples, batch_size={size}, drop_last=True",
             culprits=culprit,
             location=place,
-            observed=f"0 batches of {part.length} samples",
+            observed=f"0 batches of {found.drawn} samples",
             cause="the only batch is partial, and drop_last drops it",
-            because=f"batch_size={size} is more than the {part.length} samples",
+            because=f"batch_size={size} is more than the {found.drawn} samples",
             fix="drop_last=False, or a smaller batch_size",
         )
     elif part.evaluates and part.plan.drop_last and missing > 0:
         yield violated(
             "evaluation-drops-samples",
-            f"{part.prefix}{missing} of {part.length} samples are never evaluated: drop_last=True",
+            f"{part.prefix}{missing} of {found.drawn} samples are never evaluated: drop_last=True",
             culprits=culprit,
             location=place,
-            observed=f"an epoch reads {found.samples} of {part.length} samples",
+            observed=f"an epoch reads {found.samples} of {found.drawn} samples",
             cause="drop_last drops the partial batch in evaluation",
-            because=f"{part.length} samples in batches of {size} leave {missing} over",
+            because=f"{found.drawn} samples in batches of {size} leave {missing} over",
             fix="drop_last=False for evaluation",
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,28 +41,38 @@ def opposed_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     end when the outputs of the first part are all raised, or all lowered: no weights of it are best then.
     Losses that agree, such as two reconstructions by one decoder, have a best output.
     """
-    for step in trace.optimizer_steps():
-        passes = {p: e for p in step.fresh if isinstance(e := trace.events[p], Backward)}
-        for own, mine in passes.items():
-            for through, other in passes.items():
-                both = step.sources[own] & step.sources[through]
-                if mine.touched < other.touched and both and both == mine.touched & other.touched:
-                    finding = _opposed(subject, trace, step, (own, through))
-                    if finding is not None:
-                        yield finding
-                        return
+    steps = trace.optimizer_steps(
+        step=0
+    )  # what another call applies, it applies in the first one too
+    passes = [
+        [(p, e) for p in s.fresh if isinstance(e := trace.events[p], Backward)] for s in steps
+    ]
+    for (step, later), (before, earlier) in itertools.product(
+        zip(steps, passes, strict=True), repeat=2
+    ):
+        for (own, mine), (through, other) in itertools.product(earlier, later):
+            both = before.sources[own] & step.sources[through]
+            if mine.touched < other.touched and both and both == mine.touched & other.touched:
+                finding = _opposed(subject, trace, (before, step), (own, through))
+                if finding is not None:
+                    yield finding
+                    return
 
 
 def _opposed(
-    subject: Subject, trace: Trace, step: OptimizerStep, places: tuple[int, int]
+    subject: Subject,
+    trace: Trace,
+    steps: tuple[OptimizerStep, OptimizerStep],
+    places: tuple[int, int],
 ) -> Finding | None:
-    """Ask whether the second pass goes through what the first one trains, and wants its outputs without bound."""
+    """Ask whether the second pass goes through what the first one trains, and wants its outputs without bound.
+
+    ``steps`` are those that apply the two, ``places`` where they stand in the trace.
+    """
     own, through = (trace.events[p] for p in places)
     assert isinstance(own, Backward)
     assert isinstance(through, Backward)
     index = [trace.backwards(e.step).index(e) for e in (own, through)]
-    if own.step or through.step:
-        return None  # the same happens in the first call
     names = _whole_modules(subject.model, own.touched)
     rest = through.touched - own.touched
     cut = _run(subject, names, lambda output: output, detach=True)
@@ -79,11 +89,11 @@ def _opposed(
     if all(beside.get(n) == whole.get(n) for n in rest):
         return None  # it reaches what comes before without the first part
     only = not rest & beside.keys()
-    return _told(trace, step, (own, through), names, rest, values[1], only=only)
+    return _told(trace, steps, (own, through), names, rest, values[1], only=only)
 
 
 def _monotone(values: list[float]) -> bool:
-    steps = [b - a for a, b in pairwise(values)]
+    steps = [b - a for a, b in itertools.pairwise(values)]
     least = 1e-6 * max(1.0, *(abs(value) for value in values))
     return all(one > -least for one in steps) != all(one < least for one in steps)
 
@@ -156,7 +166,7 @@ def _added(before: torch.Tensor | None, after: torch.Tensor | None) -> float:
 
 def _told(
     trace: Trace,
-    step: OptimizerStep,
+    steps: tuple[OptimizerStep, OptimizerStep],
     passes: tuple[Backward, Backward],
     names: list[str],
     rest: frozenset[str],
@@ -164,17 +174,25 @@ def _told(
     *,
     only: bool,
 ) -> Finding:
-    own, through = passes
+    (own, through), (first, step), part = passes, steps, ", ".join(names)
+    alone = f"give {few(rest)} an optimizer of its own"
+    applied = f"{step.name}() applies both losses to it"
+    seen = f"the gradients of {part} that {step.name}() applies hold two passes: {at(own.place)} and {at(through.place)}"
+    if first is not step:
+        alone = f"leave {part} out of the optimizer that steps at {at(step.place)}"
+        applied = f"{step.name}() applies that loss to it"
+        seen = f"{first.name}() at {at(first.place)} applies to {part} the pass {at(own.place)}, and {step.name}() at "
+        seen += f"{at(step.place)} the pass {at(through.place)}"
     before = trace.events[: trace.events.index(through)]
     forwards = [e for e in before if isinstance(e, Forward) and e.module in names]
     line = next((e for e in reversed(forwards) if e.place is not None), None)
     if line is not None and sum(e.place == line.place for e in forwards) > 1:
         line = None  # a helper that both losses call
-    part, falls = ", ".join(names), "rises" if values[0] > values[-1] else "falls"
+    falls = "rises" if values[0] > values[-1] else "falls"
     way = f"through {part} only" if only else f"through {part} too"
     return violated(
         "loss-moves-another-part",
-        f"{through.name}() at {at(through.place)} also trains {part}: {step.name}() applies both losses to it",
+        f"{through.name}() at {at(through.place)} also trains {part}: {applied}",
         culprits=(
             *(Culprit("module", name, "is moved by both losses") for name in names),
             *([call(line, "the loss goes through it")] if line is not None else []),
@@ -182,14 +200,12 @@ def _told(
             call(own, f"the loss of {part} itself"),
         ),
         location=line.place if line is not None else through.place,
-        observed=f"the gradients of {part} that {step.name}() applies hold two passes: {at(own.place)} and "
-        f"{at(through.place)}",
+        observed=seen,
         cause=f"the second loss is to train {few(rest)}, which it reaches {way}; it "
         f"moves {part} as well, so as to make its outputs extreme",
         because=f"with all outputs of {part} shifted by {_SHIFTS[1]:g}, 0 and {_SHIFTS[3]:g} this loss is "
         f"{values[1]:.4g}, {values[2]:.4g} and {values[3]:.4g}: it has no minimum, and is lower the more the output {falls}",
-        fix=f"freeze {part} in that pass (requires_grad_(False), and back), clear its gradients after it, or give "
-        f"{few(rest)} an optimizer of its own",
+        fix=f"freeze {part} in that pass (requires_grad_(False), and back), clear its gradients after it, or {alone}",
         evidence={"losses": values},
     )
 

@@ -223,6 +223,18 @@ def test_losses_that_are_meant_are_not_blamed(model: nn.Module, targets: Any, lo
     assert judged(model, targets, loss).status == "passed"
 
 
+def margins(o: Tensor, t: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(o, t.sign())
+
+
+def test_a_lowest_value_is_told_only_where_the_criterion_has_one() -> None:
+    beyond = judged(Heads(WIDTH), VALUES, margins)
+    assert (beyond.status, "from -1 to 1" in beyond.summary) == ("inconclusive", True)
+    within = judged(Heads(WIDTH), (VALUES > 0).float(), F.binary_cross_entropy_with_logits)
+    assert "has a lowest value" in within.summary
+    assert "falls without end" in judged(Heads(WIDTH), CLASSES, F.nll_loss).summary
+
+
 def by_factory():
     built = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     nn.init.normal_(built[2].weight, std=4.0)  # the line

@@ -193,3 +193,16 @@ def test_labels_that_are_given_by_their_place_belong_to_samples(rows):
 
     report = Contract(model=build, batch=((X, LABELS), None), loss="output").check(CHECKS)
     assert told(report) == ([("violated", "target-unread")] if rows == 1 else []), str(report)
+
+
+def relabelled(scores, y):
+    """Each label is exchanged for another one, as a table of classes may."""
+    return F.cross_entropy(scores, scores.shape[1] - 1 - y)
+
+
+def test_what_a_loss_is_given_is_not_called_the_target():
+    contract = Contract(model=nn.Linear(5, CLASSES), batch=((X,), LABELS), loss=relabelled)
+    (found,) = contract.check(["loss-sign"]).findings
+    assert found.status == "passed"
+    assert "the logits of the classes that F.cross_entropy is given" in found.summary
+    assert "target" not in found.summary

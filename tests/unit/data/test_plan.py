@@ -1,7 +1,14 @@
 from __future__ import annotations
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from pytest_torchcheck.data.order import epoch_of
 from pytest_torchcheck.data.plan import LoaderPlan, indices, parts
@@ -42,6 +49,12 @@ def test_indices_are_the_loaders_own() -> None:
     drawn = list(indices(part))
     assert sorted(i for batch in drawn for i in batch) == list(range(10))
     assert [len(batch) for batch in drawn] == [4, 4, 2]
+
+
+def test_a_sampler_of_torchs_own_says_how_many_it_draws() -> None:
+    some = RandomSampler(DATA, replacement=True, num_samples=6)
+    made = epoch_of(parts(DATA, DataLoader(DATA, 3, sampler=some, drop_last=True))[0])
+    assert (made.batches, made.samples, made.last) == (2, 6, 3)
 
 
 def test_epochs() -> None:

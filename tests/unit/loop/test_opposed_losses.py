@@ -82,6 +82,19 @@ def test_one_optimizer_applies_what_moves_the_judge_too(step):
     assert finding.location.text.endswith("# through")
 
 
+def overlapping(model):
+    """The maker's optimizer was given all parameters, as is easily written."""
+    return {"maker": torch.optim.Adam(model.parameters()), "judge": apart(model)["judge"]}
+
+
+def test_the_optimizer_of_the_maker_moves_the_judge_too():
+    (finding,) = told(cleared, overlapping)
+    assert (finding.status, finding.code) == ("violated", "loss-moves-another-part")
+    assert finding.culprits[0].name == "judge"
+    assert "leave judge out of the optimizer" in finding.fix
+    assert "optimizers['judge'].step() at" in finding.observed.replace('"', "'")
+
+
 def frozen(model, optimizer, z, real):
     optimizer.zero_grad()
     of_judge(model, model(z[0]), real).backward()
