@@ -151,11 +151,11 @@ CHECKS: tuple[Check, ...] = (
         axes="once",
     ),
     *family(
-        "losses.labels",
+        "losses.ranges",
         check(
             "label-range",
-            "Class labels lie within the model's classes, and targets of a binary cross "
-            "entropy lie between 0 and 1.",
+            "Class labels lie within the model's classes, and other targets within what torch's loss "
+            "is defined for.",
             cost="shared by the loss checks",
         ),
         about="declaration",

@@ -118,7 +118,7 @@ def _of_torch(subject: Subject, last: str) -> bool | str:
     if not last.startswith(BY_SAMPLE):
         return False
     calls = evidence(subject).consumed
-    outside = next((used.outside for used in calls if used.outside), None)
+    outside = next((u.range.outside for u in calls if u.range and u.range.outside), None)
     if last.startswith("BinaryCrossEntropy") and outside:
         values = f"from {outside[0]:g} to {outside[-1]:g}"
         return (

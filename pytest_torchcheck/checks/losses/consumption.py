@@ -45,6 +45,7 @@ _SURE = 250.0
 -250."""
 _TERMS = 8
 """Terms that are looked at one by one; a loss of more is a sum over layers or positions."""
+_OF_ITS_KIND: Final = "no input of another kind (probabilities, logits, logarithms, rates) was seen"
 _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_softmax")
 
 
@@ -155,7 +156,7 @@ def loss_input(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the loss calls none of torch's classification or regression losses")
         return
     names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
-    yield passed(f"{names}: the input has the expected form")
+    yield passed(f"{names}: {_OF_ITS_KIND}")
 
 
 def _inputs(subject: Subject, seen: LossEvidence, known: set[str]) -> Iterator[Finding]:
@@ -271,7 +272,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         return
     names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
     if names:
-        yield passed(f"{names}: shapes agree, and the input has the expected form")
+        yield passed(f"{names}: shapes agree, and {_OF_ITS_KIND}")
     elif targets_of(subject.batch()):
         yield passed("the training step reads its targets, and broadcasts no output with one")
     else:

@@ -10,13 +10,10 @@ import torch
 from ... import promises
 from ...codes import labels as explain
 from ...objects import trees
-from ...probes.loss.arguments import Alignable, frames_left
 from ...probes.loss.own import labels_of
-from ...runs.losses.consumption import Consumed, evidence
-from ...runs.losses.first_class import without_zero
 from ...specs import Labels, Mask
 from ...subject.errors import SubjectError
-from ...verdicts import inconclusive, not_applicable, passed, suspicious
+from ...verdicts import inconclusive, not_applicable, passed
 from ..promised import find_input
 from .series import answer_seen, own_answer
 
@@ -68,82 +65,6 @@ def _gradients(subject: Subject, batch: Batch, own: bool, dims: Container[int]) 
     # where the output holds the loss, the gradient to that number says nothing
     found = {p: g for p, g in zip(leaves, grads, strict=True) if g is not None and g.dim()}
     return ({path: leaves[path].detach() for path in found}, found) if found else None
-
-
-def _of_ctc(subject: Subject, aligned: list[tuple[Consumed, Alignable]]) -> Iterator[Finding]:
-    for call, labels in aligned:
-        if labels.blanks:
-            yield explain.blank_labels(subject, call, labels)
-        elif labels.low < 0 or labels.top >= labels.classes:
-            yield explain.beyond_the_classes(subject, call, labels)
-        elif frames_left(labels, subject.batch(), subject.source.batch_symbol or ""):
-            yield explain.frames_unread(subject, call, labels)
-
-
-def label_range(subject: Subject) -> Iterator[Finding]:
-    """Compare the labels with the size of the class dimension and with the declared classes.
-
-    Targets of a binary cross entropy are judged where they are the user's own, and where the loss heeds them; labels of
-    a CTC loss where they are the user's own, up to ``target_lengths``: its frames count to the end of the longest one.
-    """
-    seen = evidence(subject)
-    drawn = subject.batch().origin == "drawn"
-    binary = [] if drawn else [u for u in seen.consumed if u.binary]
-    if (beyond := next((u for u in binary if u.outside), None)) is not None:
-        yield explain.no_probabilities(subject, beyond)
-        return
-    aligned = [] if drawn else [(u, u.ctc) for u in seen.consumed if u.ctc is not None]
-    if (wrong := next(_of_ctc(subject, aligned), None)) is not None:
-        yield wrong
-        return
-    used = next((u for u in seen.consumed if u.classes), None)
-    if used is None and aligned:
-        labels = aligned[0][1]
-        yield passed(
-            f"{labels.counted} labels of a CTC loss, from {labels.low} to {labels.top}, fit {labels.classes} classes "
-            f"with the blank at {labels.blank}"
-        )
-        return
-    if used is None and binary:
-        yield passed(
-            f"{sum(u.binary for u in binary)} targets of a binary cross entropy: those that the loss uses lie between 0 and 1"
-        )
-        return
-    if used is None:
-        yield not_applicable("the loss takes no class indices")
-        return
-    targets = subject.contract.targets
-    classes = targets.classes if isinstance(targets, Labels) else None
-    if isinstance(classes, int) and classes > used.classes:
-        yield explain.too_few_outputs(subject, classes, used)
-    elif isinstance(classes, int) and classes < used.classes:
-        yield from _larger_head(used, classes)
-    elif (count := without_zero(subject, used)) >= 4 * used.classes:
-        yield suspicious(
-            "label-base",
-            f"class 0 never occurs among {count} labels",
-            observed=f"labels from {used.low} to {used.top}, {used.classes} classes",
-            cause="the labels may start at one",
-            because=f"with {count} labels over {used.classes} classes, 0 is expected to occur",
-            fix="subtract one from the labels where they are read, if they start at one",
-        )
-    else:
-        yield passed(
-            f"{used.counted} labels from {used.low} to {used.top} fit {used.classes} classes"
-        )
-
-
-def _larger_head(used: Consumed, classes: int) -> Iterator[Finding]:
-    """Report a head with more classes than are declared."""
-    yield suspicious(
-        "label-classes",
-        f"the head has {used.classes} classes, but {classes} are declared",
-        observed=f"logits {list(used.shape)}; Labels(classes={classes})",
-        cause="the head has more outputs than there are classes",
-        because="the class dimension and the declaration differ",
-        fix=f"give the head {classes} outputs, unless the others are reserved",
-        location=used.place,
-    )
 
 
 def largest_by_target(grad: torch.Tensor, shape: torch.Size) -> list[torch.Tensor]:

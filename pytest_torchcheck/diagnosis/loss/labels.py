@@ -49,42 +49,9 @@ def too_few_outputs(subject: Subject, classes: int, used: Consumed) -> Finding:
     )
 
 
-_MARKED = {
-    (-1.0, 1.0): ("the labels are -1 and 1, as for a margin loss", "map them to 0 and 1: (y + 1) / 2"),
-    (0.0, 255.0): ("the targets are pixels of a mask, 0 and 255", "divide the targets by 255"),
-    (1.0, 2.0): ("the labels start at one", "subtract 1 from the labels"),
-}  # fmt: skip
-
-
-def no_probabilities(subject: Subject, used: Consumed) -> Finding:
-    """Explain targets of a binary cross entropy that are no probabilities."""
-    low, high = used.outside[0], used.outside[-1]
-    values = f"{low:g}..{high:g}" if len(used.outside) > 2 else f"{low:g} and {high:g}"
-    whole = high > 1 and all(value == int(value) for value in used.outside)
-    cause, fix = _MARKED.get(
-        (low, high),
-        ("the targets are class indices", "use cross_entropy with an output per class, or one-hot targets")
-        if whole
-        else ("the targets are not probabilities", "scale the targets into 0..1"),
-    )  # fmt: skip
-    culprits = _made_lines(subject)
-    made = next((c.location for c in culprits if c.location is not None), None)
-    place = made or declared_loss_line(subject)
-    return violated(
-        "label-range",
-        f"targets of binary_cross_entropy_with_logits are {values}, but must be in 0..1",
-        culprits=culprits or (Culprit("target", "targets", values, place),),
-        location=place,
-        observed=f"target {list(used.shape)}, {values}",
-        cause=cause,
-        because="outside 0..1 the loss has no lower bound: it keeps falling as the logit grows",
-        fix=fix + " where the data is read",
-    )
-
-
 def blank_labels(subject: Subject, used: Consumed, labels: Alignable) -> Finding:
     """Explain a CTC loss whose targets hold the blank."""
-    made = _made_lines(subject)
+    made = made_lines(subject)
     last = labels.blank == labels.classes - 1
     if labels.trailing:
         cause = "target_lengths include the padding, which is the blank"
@@ -110,9 +77,24 @@ def blank_labels(subject: Subject, used: Consumed, labels: Alignable) -> Finding
     )
 
 
+def blank_declared(subject: Subject, used: Consumed, labels: Alignable) -> Finding:
+    """Warn of declared labels of a CTC loss that reach over the blank, which the drawn ones hold or not."""
+    return suspicious(
+        "label-blank",
+        f"the targets of ctc_loss are declared with the blank, {labels.blank}, among them",
+        culprits=[_ctc_call(subject, used, f"blank={labels.blank}")],
+        location=used.place or declared_loss_line(subject),
+        observed=f"{subject.contract.targets}; {labels.classes} classes",
+        cause=f"a label has the index of the blank, {labels.blank}",
+        because="the blank separates labels: a label with its index is never decoded",
+        fix="declare the labels without it, as Ints(low=1, ...), where the data has none; else start them at 1, or pass "
+        "another blank=",
+    )
+
+
 def beyond_the_classes(subject: Subject, used: Consumed, labels: Alignable) -> Finding:
     """Explain labels of a CTC loss that have no output."""
-    made = _made_lines(subject)
+    made = made_lines(subject)
     return violated(
         "label-range",
         (
@@ -222,12 +204,14 @@ def counted(
     )
 
 
-def _made_lines(subject: Subject) -> tuple[Culprit, ...]:
+def made_lines(subject: Subject) -> tuple[Culprit, ...]:
     """Return where the targets of the loss are made: within the loss, else where they are handed over."""
     within = next((u.target_place for u in evidence(subject).consumed if u.target_place), None)
     if within is not None:
         return (Culprit("target", "targets", "created here", within),)
     contract = subject.contract
+    if subject.batch().origin == "drawn":
+        return ()
     return target_culprits(contract.batch, contract.loss, type(subject.model))
 
 
@@ -238,7 +222,7 @@ def shifted(
 
     ``labels`` and ``ids`` are the paths of its targets, and of the input whose tokens these are.
     """
-    made = _made_lines(subject)
+    made = made_lines(subject)
     name = labels.rpartition(".")[2]
     within = made[0].location if made and not labels.startswith("targets") else None
     line = within or declared_loss_line(subject)

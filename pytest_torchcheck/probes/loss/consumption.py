@@ -29,23 +29,17 @@ LOSSES = frozenset(
         "F.cross_entropy", "F.nll_loss", "F.binary_cross_entropy", "F.binary_cross_entropy_with_logits",
         "F.mse_loss", "F.l1_loss", "F.smooth_l1_loss", "F.huber_loss", "F.kl_div", "F.log_softmax",
         "torch.log_softmax", "Tensor.log_softmax", "F.nll_loss_nd", "torch.nll_loss", "F.gaussian_nll_loss",
-        "F.poisson_nll_loss", "F.soft_margin_loss", "F.ctc_loss",
+        "F.poisson_nll_loss", "F.soft_margin_loss", "F.ctc_loss", "F.hinge_embedding_loss", "F.cosine_embedding_loss",
+        "F.margin_ranking_loss", "F.multilabel_margin_loss", "F.multilabel_soft_margin_loss",
     }
 )  # fmt: skip
+COMPARING_TWO = ("F.cosine_embedding_loss", "F.margin_ranking_loss")
 _STRETCHING = (
     "mse", "l1", "huber", "binary", "kl_div", "soft_margin", "margin_ranking", "poisson", "gaussian",
 )  # fmt: skip
 ACTIVATIONS = (
-    "softmax",
-    "log_softmax",
-    "sigmoid",
-    "relu",
-    "relu_",
-    "tanh",
-    "softplus",
-    "logsigmoid",
-    "gelu",
-)
+    "softmax", "log_softmax", "sigmoid", "relu", "relu_", "tanh", "softplus", "logsigmoid", "gelu",
+)  # fmt: skip
 SHAPE_ONLY = frozenset(
     {
         "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "contiguous", "float",
@@ -55,18 +49,8 @@ SHAPE_ONLY = frozenset(
 ELEMENTWISE = ("sub", "__sub__", "__rsub__", "rsub", "mul", "__mul__", "__rmul__", "add", "__add__", "__radd__", "pow",
                "eq", "__eq__", "div", "__truediv__", "minimum", "maximum", "hypot", "dist")  # fmt: skip
 LINEAR = (
-    "linear",
-    "matmul",
-    "mm",
-    "bmm",
-    "addmm",
-    "__matmul__",
-    "__rmatmul__",
-    "einsum",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-)
+    "linear", "matmul", "mm", "bmm", "addmm", "__matmul__", "__rmatmul__", "einsum", "conv1d", "conv2d", "conv3d",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +90,7 @@ class LossCall:
     Attributes:
         op: The call.
         input: Its first argument, alive only as long as this object.
-        target: Its second argument.
+        target: Its second argument, or the third where two inputs are compared.
         options: Its keyword arguments.
         arguments: All its positional arguments.
         producer: What made the input, or None where no watched operation did.
@@ -261,7 +245,10 @@ class LossWatch(Watch):
 
     def _loss(self, name: str, args: Any, kwargs: Any, inputs: list[Tensor]) -> None:
         first = inputs[0]
-        target = args[1] if len(args) > 1 and isinstance(args[1], Tensor) else kwargs.get("target")
+        at = 2 if name in COMPARING_TWO else 1
+        target = (
+            args[at] if len(args) > at and isinstance(args[at], Tensor) else kwargs.get("target")
+        )
         options = {key: value for key, value in kwargs.items() if not isinstance(value, Tensor)}
         self.calls.append(
             LossCall(

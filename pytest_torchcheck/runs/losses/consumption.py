@@ -20,6 +20,7 @@ from ...probes.loss.consumption import (
     is_criterion,
     parameter_of,
 )
+from ...probes.loss.ranges import Range, range_of
 from ...probes.loss.terms import summands
 from ...probes.recorded.watch import version_of
 from ...subject.remembered import remembered
@@ -69,11 +70,10 @@ class Consumed:
         top: Largest class index among the targets that count; -1 if unknown.
         low: Smallest of them.
         counted: How many targets count.
+        left: How many do not.
         target_place: Line within forward or loss that made the targets last.
         made_target: Whether any operation there made them.
-        outside: The lowest and highest target, or all of a few, where a binary cross entropy got
-            some outside of 0 to 1.
-        binary: How many targets a binary cross entropy of logits got.
+        range: Its targets, where torch documents what they may be.
         whole: Whether a regression loss got whole numbers of the input's shape as targets.
         criterion: Class of torch's loss module that called the function, or empty.
         unlike: What keeps float targets of cross entropy from being class probabilities:
@@ -102,10 +102,10 @@ class Consumed:
     top: int = -1
     low: int = -1
     counted: int = 0
+    left: int = 0
     target_place: Location | None = None
     made_target: bool = False
-    outside: tuple[float, ...] = ()
-    binary: int = 0
+    range: Range | None = None
     whole: bool = False
     criterion: str = ""
     unlike: str = ""
@@ -327,10 +327,8 @@ def describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) 
         made["swapped"] = bool(((values == 0) | (values == 1)).all())
     if target is not None and call.op.name == "F.cross_entropy" and target.is_floating_point():
         made["unlike"] = _no_distributions(trees.dense(target), values)
-    if target is not None and call.op.name == "F.binary_cross_entropy_with_logits":
-        made["outside"] = _no_probabilities(trees.dense(target), grad)
-        made["binary"] = target.numel()
-    elif target is not None and call.op.name in PAIRED:
+    made["range"] = range_of(call, grad)
+    if target is not None and call.op.name in PAIRED:
         numbers = trees.dense(target)
         made["whole"] = numbers.shape == values.shape and bool((numbers == numbers.round()).all())
     elif (
@@ -346,6 +344,7 @@ def describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) 
             kept = target[counts]
             made |= {
                 "classes": classes, "top": int(kept.max()), "low": int(kept.min()), "counted": int(counts.sum()),
+                "left": int((~counts).sum()),
             }  # fmt: skip
             rows = values.movedim(1, -1)[counts]
             if call.op.name == "F.cross_entropy":
@@ -369,17 +368,6 @@ def _no_distributions(target: torch.Tensor, values: torch.Tensor) -> str:
     if bool((several < 0).any()):
         return "negative"
     return "several" if len(several) and bool(((rows == 0) | (rows == 1)).all()) else ""
-
-
-def _no_probabilities(target: torch.Tensor, grad: torch.Tensor | None) -> tuple[float, ...]:
-    """Return a few of the targets outside of 0 to 1 that the loss heeds: marks that it leaves out are none."""
-    if grad is None or grad.shape != target.shape:
-        return ()
-    beyond = ((target < 0) | (target > 1)) & (trees.dense(grad) != 0)
-    if not bool(beyond.any()):
-        return ()
-    found = torch.unique(target.float())
-    return tuple(found.tolist() if len(found) <= 4 else found[[0, -1]].tolist())
 
 
 def loss_calls(subject: Subject, loss: LossOfOutput, batch: Batch | None = None) -> list[LossCall]:
