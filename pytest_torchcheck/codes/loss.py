@@ -110,6 +110,12 @@ ENTAILS = (
         "a bounded input bounds the loss from below",
     ),
     rule(
+        "loss-input/nll-without-log",
+        "descent/*",
+        "model",
+        "the gradient of a CTC loss is that by logits, which only log-probabilities of log_softmax turn into its own",
+    ),
+    rule(
         "loss-input/loss-arguments-swapped",
         f"*/probability-range loss-sign/* gradients-finite/* label-range/* {STUCK}",
         "model",

@@ -40,12 +40,15 @@ def for_all_sizes(runner: Runner, case: Case, finding: Finding) -> str:
     Inputs of another size are named by the symbols that are declared, with sizes that the declaration allows. An
     edit that would be another one at other declared sizes gives way to words.
     """
-    fix = finding.fix
-    if runner.contract.model is None or not (finding.code in _OF_SIZES or _SIZED.search(fix)):
+    fix, wider = finding.fix, finding.code == "position-range"
+    of_sizes = wider or finding.code in _OF_SIZES or _SIZED.search(fix)
+    if runner.contract.model is None or not of_sizes:
         return fix
     subject = runner.subject(case)
     if subject._model is None:
         return fix
+    if wider:
+        return _largest(runner, case, finding)
     head, kind, other = ([*_OR.split(fix, maxsplit=1), "", ""])[:3]
     told = " (or narrow" + head.split(" (or narrow", 1)[1] if " (or narrow" in head else ""
     other = _declared(subject, other)
@@ -74,6 +77,11 @@ def _declared(subject: Subject, other: str) -> str:
         return other
     meant = [_symbol_at(subject.source, int(dim)) for dim in said.groups()[1:] if dim]
     spans = {name: subject.source.symbols[name] for name in meant if name is not None}
+    # a symbol that is declared equal to another one follows it
+    follows = [
+        n for n, span in spans.items() if span.relation is not None and str(span.relation) in spans
+    ]
+    spans = {name: span for name, span in spans.items() if name not in follows}
     if None in meant or any(span.relation is not None for span in spans.values()):
         return other
     size, tried = int(said[1]), _RUNS in other
@@ -143,6 +151,23 @@ def _followed(runner: Runner, case: Case, finding: Finding, head: str) -> str:
         for name, span in found.items()
     ]
     return " and ".join(spoken)
+
+
+_LEAST: Final = re.compile(r"(?:=| at least )(\d+)")
+"""How many rows a table needs at least."""
+
+
+def _largest(runner: Runner, case: Case, finding: Finding) -> str:
+    """Return a fix that gives a table more rows, with as many as the largest declared size needs."""
+    fix, spans = finding.fix, _free(runner.subject(case))
+    tops = [{name: span.top} for name, span in spans.items() if span.declared and span.top <= _MOST]
+    others = [_fix_at(runner, case, finding, changed) for changed in tops[:_SYMBOLS]]
+    found = [int(said[1]) for one in (fix, *others) if (said := _LEAST.search(one))]
+    own = _LEAST.search(fix)
+    if own is None:
+        return fix
+    need = max(found)
+    return f"{fix[: own.start(1)]}{need}{fix[own.end(1) :]}"
 
 
 def _tried(span: SizeRange, size: int) -> list[int]:

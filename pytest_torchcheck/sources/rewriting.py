@@ -29,7 +29,7 @@ _Node = TypeVar("_Node", bound=ast.stmt | ast.expr)
 _PLACE: Final = (
     r"(?: (?:on (?:this line|line \d+)|at \S+:\d+))?(?=[;:]|,(?! and )|\.(?:\s|$)|$| so )"
 )
-_CODE: Final = r"[\w.]+(?:\([^()]*\))?"
+_CODE: Final = r"-?[\w.]+(?:\((?:[^()]|\([^()]*\))*\)(?:\.\w+)*)?"
 
 
 def edit_of(finding: Finding) -> Edit | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ...codes import loss as explain
+from ...codes.undecided import BLOCKED
 from ...objects import trees
 from ...probes.loss.arguments import by_own_loss, targets_of
 from ...probes.loss.own import OwnLoss
@@ -26,6 +27,7 @@ from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import forward_facts, output_for_loss
 from ...runs.liveness.unread import lost_results
 from ...runs.losses.consumption import evidence, loss_calls
+from ...runs.losses.shapes import mutual
 from ...runs.losses.suiting import one_for_all
 from ...specs import Labels
 from ...subject.errors import SubjectError
@@ -204,6 +206,9 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         yield passed(f"{seen} targets each affect the loss of their own sample, {rest}")
     elif not seen and (deaf := _deaf(loss, base)):
         yield explain.deaf_gradient(subject, loss, deaf)
+    elif not paired and any(map(mutual, evidence(subject).broadcasts)):
+        words = "each output is compared with the targets of all samples; loss-shapes tells why"
+        yield inconclusive(words, code=BLOCKED)
     elif not paired:
         yield explain.unpaired(subject, loss, list(loss.targets()))
     else:

@@ -149,7 +149,9 @@ def _unknown(scene: Scene) -> Explanation:
     elif place:
         reason = "; its message gives the reason" if told else ""
         cause = f"{called_by} on line {place.line} raises {name}{reason}"
-        fix = f"fix the call on line {place.line}" + ("; see the message above" if told else "")
+        fix = f"change what the call on line {place.line} is given" + (
+            ", as its message says" if told else ""
+        )
     else:
         cause, fix = f"{name} was raised outside your own code", "see the traceback in the report"
     return scene.explain(

@@ -168,6 +168,12 @@ ROWS = (
         "the result is a fraction, which an integer dtype cannot hold", "call .float() on the base, or write 1.0 / x{line}"),
     Row("kernel-missing", r"(?<!\w)(?P<f>\w+) is not supported for complex types", "{f} received complex numbers", "complex numbers have no order",
         "take .abs(), .real or torch.view_as_real first{line}"),
+    Row("target-shape", r"(?P<f>input|target)_lengths must be of size batch_size", "ctc_loss received {f}_lengths of another number of samples than log_probs",
+        "log_probs is read as (time, batch, classes): its dimension 1 holds the samples",
+        "pass one length for each sample, and log_probs with the time first, as .transpose(0, 1) of (batch, time, classes) gives{line}"),
+    Row("target-shape", r"size (?P<n>\d+) at dimension 0, but got size (?P<m>\d+) for argument #2 'targets'.*ctc_loss",
+        "ctc_loss has targets for {m} samples, and log_probs of {n}", "log_probs is read as (time, batch, classes): it has {n} samples in dimension 1",
+        "pass log_probs with the time first, as .transpose(0, 1) of (batch, time, classes) gives{line}"),
     Row("sequence-lengths", r"(?P<f>input|target)_lengths must be integral", "ctc_loss received {f}_lengths that are not integers", _LENGTHS,
         "call .long() on {f}_lengths{line}"),
     Row("size-argument", r"index_fill_ only supports a 0-dimensional value tensor, but got tensor with (?P<n>\d+) dimension",
@@ -232,17 +238,27 @@ def overflow(scene: Scene, match: re.Match[str]) -> Explanation:
     if isinstance(dtype, torch.dtype):
         limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
         ends = f": its range is {limits.min:g} to {limits.max:g}"
-    masks = scene.location is not None and "mask" in scene.location.text
-    row = Row(
-        "value-overflow",
-        "",
-        "a number does not fit {t}",
-        "{t} cannot hold it{ends}",
-        "fill with torch.finfo(x.dtype).min or float('-inf'){line}"
-        if masks
-        else "use a number within its range, or a wider dtype{line}",
-    )
+    fix = "use a number within its range, or a wider dtype{line}"
+    if scene.location is not None and "mask" in scene.location.text:
+        fix = _filling(scene, dtype, scene.location.text)
+    row = Row("value-overflow", "", "a number does not fit {t}", "{t} cannot hold it{ends}", fix)
     return told(scene, row, {"t": name, "ends": ends})
+
+
+def _filling(scene: Scene, dtype: torch.dtype | None, text: str) -> str:
+    """Say what to fill a mask with: the lowest number of the dtype of a tensor that the line reads."""
+    local = scene.frame.f_locals if scene.frame is not None else {}
+    names = re.findall(r"(?<![\w.])[a-zA-Z_]\w*", text)
+    own = [n for n in names if getattr(local.get(n), "dtype", None) == dtype]
+    if dtype is None or not dtype.is_floating_point or not own:
+        return "fill with the .min of torch.finfo of its dtype, or float('-inf'){line}"
+    most = torch.finfo(dtype).max
+    numbers = re.findall(r"(?<![\w.)\]])-?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?(?![\w.])", text)
+    beyond = [number for number in numbers if abs(float(number)) > most]
+    new = f"torch.finfo({own[0]}.dtype).min"
+    if len(beyond) != 1:
+        return f"fill with {new} or float('-inf'){{line}}"
+    return f"write {new} instead of {beyond[0]}{{line}}"
 
 
 @entry(

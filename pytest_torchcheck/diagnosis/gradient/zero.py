@@ -195,6 +195,7 @@ def _zero_parameters(subject: Subject, names: list[str]) -> list[str]:
 
 
 _ZERO_CAUSES = {
+    "dropped": "a dropout sets every value that is computed from it to zero",
     "inactive": "a rectifier that it feeds has no positive input",
     "infinite": "it feeds a rectifier with minus infinity alone, which becomes 0",
     "single-choice": "a softmax over a single entry is always one",
@@ -236,6 +237,7 @@ _ZERO_FIXES = {
     "unread": "use that part of the result, or drop what computes it",
     "times-zero": "let the factor differ from zero",
     "saturated": "widen the bounds, or scale its input down",
+    "dropped": "lower the probability p of this dropout",
     "sampling": "reparameterise the draw: mean + std * noise",
     "overwritten": "write the result to a new tensor",
     "first-step": "read the final states that the layer returns beside its outputs (h_n), or pool over "

@@ -36,11 +36,11 @@ def axes_swapped(wrong: list[Moved]) -> Finding:
         "in their order and divides them anew",
         because=f"dimension {one.was} has {one.given[one.was]} entries, and so has dimension {one.now} of the result, "
         f"but each of these holds elements of several of those",
-        fix=_fix(one),
+        fix=transposing(one),
     )
 
 
-def _fix(one: Moved) -> str:
+def transposing(one: Moved) -> str:
     """Return the edit; exact only where each dimension of one shape is made of whole ones of the other."""
     before = order(one.given, one.made)
     if before is not None and _merged(one.given, before, one.made):

@@ -147,13 +147,16 @@ def bound_names(node: ast.AST) -> list[str]:
 
 
 def located(place: Location) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ast.stmt] | None:
-    """Return the function around a line and its plain statement there; None where there is none, or in a loop."""
+    """Return the function around a line and its plain statement there; None where there is none, or in a loop.
+
+    Of two on one line, which of them is meant is not known.
+    """
     function = sources.function_around(place.file, place.line)
     every = statements(function) if function is not None else []
-    statement = next((s for s in every if place.line in lines_of(s)), None)
-    if function is None or statement is None or in_loop(function, statement):
+    own = [s for s in every if place.line in lines_of(s)]
+    if function is None or len(own) != 1 or in_loop(function, own[0]):
         return None
-    return function, statement
+    return function, own[0]
 
 
 def statements(function: ast.AST) -> list[ast.stmt]:

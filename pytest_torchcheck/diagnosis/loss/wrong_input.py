@@ -98,6 +98,8 @@ def wrong_input(subject: Subject, code: str, used: Consumed) -> Finding:
         "made": made.op.name if made is not None else "?",
     }
     summary, cause, because, fix = (text.format(**words) for text in _WRONG_INPUT[code])
+    if function == "ctc_loss":
+        fix = fix.partition(", or ")[0]  # cross_entropy is no other form of it
     culprits = []
     if made is not None:
         culprits.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ...findings import Location
+    from ...probes.positions.rereading import Reread
     from ...probes.recorded.operations import Step, Trace
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -173,21 +175,66 @@ def reordered(place: Place, step: Step, trace: Trace) -> Place:
         f"{place.op}{on_line(place.location)} combines them",
         fact=f"when the input entries are permuted, the result of {step.op.name} is neither unchanged nor "
         f"permuted in the same way; {place.fact}",
-        fix=f"restore the original order of the entries{on_line(line)}: gather with the inverse permutation, "
-        "order.argsort(), of the order in which they were taken",
+        fix=f"restore the original order of the entries{on_line(line)}: gather with the argsort of the order in which "
+        "they were taken, its inverse",
     )
 
 
-def exchanged(step: Step) -> Place:
+def exchanged(step: Step, trace: Trace) -> Place:
     """Return the line that gives each sample the values of another one."""
+    line, name = on_line(step.op.location), step.op.name
+    copies = trace.makers.get(step.operands[0]) if step.operands else None
+    location = step.op.location
+    settings: tuple[Culprit, ...] = ()
+    if len(step.operands) > 1:
+        fix = f"gather with the argsort of the order in which the samples were taken, its inverse{line}"
+    elif name.rpartition(".")[2] not in _SPLITS:
+        fix = f"let {name} give each sample its own rows{line}"
+    elif copies is None or not copies.op.name.endswith(".repeat") or copies.op.location is None:
+        fix = f"move the dimension of the samples to the front before {name.rpartition('.')[2]} splits it{line}"
+    else:
+        location, settings = (
+            copies.op.location,
+            (Culprit("call", name, "splits the copies", step.op.location),),
+        )
+        fix = _kept_together(location)
     return Place(
-        op=step.op.name,
-        location=step.op.location,
+        op=name,
+        location=location,
         module=step.op.module,
         module_class=step.op.module_class,
-        cause=f"{step.op.name} returns the samples in an order of its own: rows are those of other samples",
-        fact=f"when the samples change places, the rows of {step.op.name} stay the same, but stand neither where they "
+        settings=settings if location != step.op.location else (),
+        cause=f"{name}{line} returns the samples in an order of its own: rows are those of other samples",
+        fact=f"when the samples change places, the rows of {name} stay the same, but stand neither where they "
         "stood nor where their samples are; what it reads stands in the order of the samples or in a fixed one",
-        fix=f"gather with the inverse permutation, order.argsort(), of the order in which the samples were "
-        f"taken{on_line(step.op.location)}",
+        fix=fix,
     )
+
+
+def in_rows(view: Reread, what: str) -> str:
+    """Say how a view is written that does not take ``what`` (samples, positions) out of their rows."""
+    if view.copied is not None:
+        return _kept_together(view.copied)
+    name = view.op.name.rpartition(".")[2]
+    mend = (
+        f"use {view.instead} instead of this {name}"
+        if view.instead
+        else f"{name} with the dimensions in their order, and transpose or permute them afterwards"
+    )
+    if view.grouped > 1:
+        mend += f" (if grouping {view.grouped} {what} is intended, no later operation may read within a group)"
+    return mend
+
+
+_SPLITS = ("view", "reshape", "unflatten", "flatten", "view_as", "reshape_as")
+
+
+def _kept_together(place: Location) -> str:
+    """Say how ``repeat`` is written so that the copies of a sample stand next to each other."""
+    call = re.search(r"\.repeat\(([^()]*)\)", place.text)
+    counts = [one.strip() for one in call[1].split(",")] if call else []
+    several = [(at, count) for at, count in enumerate(counts) if count != "1"]
+    if call is None or len(several) != 1:
+        return f"use repeat_interleave in place of repeat{on_line(place)}: it keeps the copies of a sample together"
+    ((at, count),) = several
+    return f"write .repeat_interleave({count}, {at}) instead of {call[0]}{on_line(place)}"

@@ -172,12 +172,9 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
             eval_lines.eval_run(subject, subject.batch(), train=True),
             eval_lines.eval_run(subject, subject.batch(), train=True),
         )
-        cause = "a value depends on uninitialised memory, time, hash order or a separate generator"
+        cause, fix = _unsettled("" if place is None else place.op)
         because = "same input, same seed, same weights: a different output"
         because = place.fact if place and place.fact else because
-        fix = (
-            "seed every generator from torch.initial_seed(), and replace torch.empty by torch.zeros"
-        )
     return violated(
         "seed-ignored",
         "the training forward does not repeat with the same seed",
@@ -187,6 +184,28 @@ def unseeded(subject: Subject, moved: list[str]) -> Finding:
         cause=cause,
         because=because,
         fix=fix,
+    )
+
+
+_DRAWS = re.compile(r"rand|normal|bernoulli|multinomial|uniform|dropout|exponential|poisson")
+
+
+def _unsettled(op: str) -> tuple[str, str]:
+    """Say why the first operation that differs between two equal forwards does so, and what to do, by what it is."""
+    kind = op.rpartition(".")[2]
+    if "empty" in kind:
+        return f"{op} gives memory that nothing has written to", f"use torch.zeros in place of {op}"
+    if _DRAWS.search(kind):
+        return (
+            f"{op} draws from a generator that torch.manual_seed does not seed",
+            "seed every generator from torch.initial_seed()",
+        )
+    reader = op or "the forward"
+    cause = f"{reader} reads a value that differs from one forward to the next, and is no state of the model: "
+    cause += "what a forward keeps in a global, a class or a closure, or time or hash order"
+    return (
+        cause,
+        "keep what one forward leaves for the next in a buffer of the model, and compute the rest from the inputs",
     )
 
 

@@ -35,7 +35,7 @@ from ...subject.remembered import remembered
 from ...verdicts import violated
 from ..crashes.place import Place
 from ..lines.conditions import assigned_for, choosing_dimensions, dimensions_of_owner
-from .batch_first import built_for_time_first, exchanged, extended, reordered, sorted_alone
+from .batch_first import built_for_time_first, exchanged, extended, in_rows, reordered, sorted_alone
 from .eval_lines import (
     eval_run,
 )
@@ -88,7 +88,7 @@ def _scrambling(subject: Subject) -> Place | None:
     order = another_first(subject, batch, batch.sizes[subject.source.batch_symbol or ""])
     (base, turned), _ = recorded(subject, [batch, subject.source.rows(batch, order)])
     step = scrambled(base, turned, order)
-    return None if step is None else exchanged(step)
+    return None if step is None else exchanged(step, base)
 
 
 def _mixing(subject: Subject) -> Divergence | None:
@@ -140,28 +140,18 @@ def told_by(
     if (view := found.reread) is None:
         index = getattr(found, "index", None)
         return place if index is None else _led_astray(place, index)
-    name, dim = view.op.name.rpartition(".")[2], view.rows.dim
+    dim = view.rows.dim
     read = f"{list(view.before)} as {list(view.after)}"
-    mend = (
-        f"use {view.instead} instead of this {name}"
-        if view.instead
-        else f"{name} with the dimensions in their order, and transpose or permute them afterwards"
-    )
-    if view.grouped > 1:
-        mend += (
-            f" (if grouping {view.grouped} {what} is intended, no later operation may read "
-            "within a group)"
-        )
     culprit = Culprit("call", found.op.name, "reads it", found.op.location)
     return Place(
         op=view.op.name,
-        location=view.op.location,
+        location=view.copied or view.op.location,
         module=view.op.module,
         fact=view.shown,
         settings=(culprit,) if culprit.location not in (None, view.op.location) else (),
         cause=f"{view.op.name} reads {read} in memory order: it does not move dimensions, and "
         f"scatters the {what} of dimension {dim}",
-        fix=mend,
+        fix=in_rows(view, what),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
+from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.outputs import gaps_between, outputs_of
@@ -223,12 +224,14 @@ def single_shape(
         if place
         else "the shape of the output does not follow the batch",
         because=place.fact if place else "the same output has a batch dimension for larger batches",
-        fix="name the dimension: squeeze(1) instead of squeeze()",
+        fix=place.fix if place else "keep the dimension of the samples in the output",
     )
 
 
 def _squeezing_line(subject: Subject, batch: Batch) -> Place | None:
+    """Return the last call that drops every dimension of size one, with those that are not the batch's as its fix."""
     found: list[Place] = []
+    samples = subject.contract.batch_dim or 0
 
     class Squeezes(Watch):
         def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
@@ -241,9 +244,17 @@ def _squeezing_line(subject: Subject, batch: Batch) -> Place | None:
             ):
                 scope = self.module_name
                 fact = f"squeeze() turned {list(args[0].shape)} into {list(result.shape)}"
+                dims = tuple(d for d, n in enumerate(args[0].shape) if n == 1 and d != samples)
+                own = dims[0] if len(dims) == 1 else dims
+                fix = f"name the dimension: .squeeze({own}) instead of .squeeze()"
+                if not name_of(func).startswith("Tensor."):
+                    fix = f"pass dim={own} to squeeze"
                 found.append(
-                    Place(op=name_of(func), location=self.locate(), module=scope, fact=fact)
-                )
+                    Place(
+                        op=name_of(func), location=self.locate(), module=scope, fact=fact,
+                        fix=fix if dims else f"drop .squeeze(){on_line(self.locate())}",
+                    )
+                )  # fmt: skip
 
     with subject.pristine() as model, Squeezes(model):
         eval_lines.eval_run(subject, batch)()

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from ... import sources
-from ...explanation import on_line
+from ...explanation import Reason, on_line
 from ...findings import Culprit, Finding, Location
+from ...loop.recorder import trace_of
+from ...loop.trace import Clip
 from ...subject.optimizers import optimizers_of
-from ...text.wording import have, names_text
+from ...text.wording import counted, have, names_text
 from ...verdicts import inconclusive, suspicious, violated
 from .making import Making, constructions, making
 from .parameter_groups import left_out, lost, skipped, spent_of
 
 if TYPE_CHECKING:
+    from ...runs.training.steps import Trajectory
     from ...subject import Subject
     from ...subject.optimizers import Coverage
 
@@ -214,4 +217,53 @@ def no_match(subject: Subject, promise: str, globs: list[str]) -> Finding:
     return inconclusive(
         f"{promise}({', '.join(map(repr, globs))}) matches no parameter or buffer; there are: {names_text(names, 6)}",
         code="no-match",
+    )
+
+
+_SHRUNK = 1e-3
+"""Share of its norm after backward that a gradient has left, below which what shrinks it is named."""
+
+
+def unapplied(
+    subject: Subject, names: list[str], made: Trajectory, plain: str, suspect: Location | None
+) -> Reason:
+    """Explain a step of the user's own that has gradients, and leaves parameters bit-equal.
+
+    Args:
+        subject: Whose step.
+        names: The parameters.
+        made: Some steps.
+        plain: The gradient that a plain step has, in words.
+        suspect: The line of the step that looks wrong.
+    """
+    trace, still = trace_of(subject), f"{plain}, and the step leaves it bit-equal"
+    step = next(iter(trace.optimizer_steps(step=0)), None)
+    whole = max((backward.norm for backward in trace.backwards(0)), default=0.0)
+    if step is not None and 0 < step.norm < _SHRUNK * whole:
+        clip = next((clip for _, clip in trace.each(Clip, 0) if clip.limit <= whole), None)
+        by = f"{clip.name} with the limit {clip.limit:g}" if clip else "what runs before the step"
+        return Reason(
+            place=clip.place if clip else suspect or step.place,
+            cause=f"its gradient is too small to change its values: {by} leaves {step.norm / whole:.2g} of it",
+            because=f"the norm of all gradients is {whole:.3g} after backward, and {step.norm:.3g} when {step.name}() "
+            f"runs; {still}",
+            fix=f"give {clip.name} a limit near the norms that occur, about {whole:.1g}"
+            if clip
+            else f"do not scale the gradients down before {step.name}()",
+        )
+    moved = sum(distance > 0 for name, distance in made.moved.items() if name not in names)
+    cleared = all(name not in made.live for name in names)
+    if cleared and suspect is not None and "zero_grad" in suspect.text:
+        cause = "the gradients are cleared between backward and step"
+    elif moved:
+        cause = f"the declared training step moves {counted(moved, 'other parameter')}, and not this one"
+    else:
+        cause = "the declared training step does not apply the gradients"
+    return Reason(
+        place=suspect or sources.of_object(subject.contract.train_step),
+        cause=cause,
+        because=still,
+        fix="order the calls as zero_grad, forward, backward, step"
+        if cleared or not moved
+        else f"let the step apply the gradient of {names[0]} as those of the others",
     )

@@ -26,7 +26,7 @@ from ..gradient.missing import missing as lost_gradients
 from ..gradient.zero import causes_of_zero
 from ..gradient.zero import zero as zeros
 from .making import making
-from .optimizers import optimizer_line
+from .optimizers import optimizer_line, unapplied
 from .parameter_groups import left_out
 
 if TYPE_CHECKING:
@@ -230,7 +230,6 @@ def _own_step_cause(
     subject: Subject, names: list[str], made: Trajectory, first: Gradients
 ) -> Reason:
     """Return why the user's own step leaves a parameter as it is."""
-    step = subject.contract.train_step
     plain = (
         f"a plain forward, loss and backward gives {names[0]} a gradient of norm "
         f"{first.stats[names[0]].norm:.3g}"
@@ -263,17 +262,7 @@ def _own_step_cause(
             because=f"{names[0]} has other values before this line runs, and its first ones after it",
             fix="do not write earlier values to parameters after the optimizer's step",
         )
-    place = _suspect(subject)
-    cleared = all(name not in made.live for name in names)
-    cause = (
-        "the gradients are cleared between backward and step"
-        if cleared and place is not None and "zero_grad" in place.text
-        else "the declared training step does not apply the gradients"
-    )
-    because = f"{plain}, and the step leaves it bit-equal"
-    fix = "order the calls as zero_grad, forward, backward, step"
-    place = place or sources.of_object(step)
-    return Reason(place=place, cause=cause, because=because, fix=fix)
+    return unapplied(subject, names, made, plain, _suspect(subject))
 
 
 def _undone(subject: Subject, name: str) -> Location | None:

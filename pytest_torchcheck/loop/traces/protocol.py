@@ -11,6 +11,7 @@ from ..replay import lines_of_step, where_loss_is_made_anew
 from ..trace import Backward, Event, Forward, LoadState, OptimizerStep, Trace
 from .clipping import clips
 from .kept_weights import kept_as_it_is
+from .repeated_steps import applied_twice, just_stepped
 from .wording import at, call, condition, few
 
 if TYPE_CHECKING:
@@ -117,6 +118,9 @@ def _zero_grad_missing(trace: Trace) -> Iterator[Finding]:
         if not step.stale or step.closure:
             continue
         latest = trace.events[max(step.sources)]
+        if not step.fresh and (before := just_stepped(trace, step)) is not None:
+            yield applied_twice(step, before, latest)
+            return
         earlier = next(e for e in trace.optimizer_steps() if e.owner == step.owner)
         owner = step.name.rpartition(".")[0] or "optimizer"
         held = trace.parameters.get(step.owner, ())

@@ -80,16 +80,21 @@ def _vanishing(trace: Trace) -> Iterator[Finding]:
         return
     if rates[-1] >= rates[-2]:
         return
-    scheduler = stepped[0]
-    yield suspicious(
+    scheduler, low = stepped[0], min(rates)
+    cause = "a schedule intended for epochs is stepped with every batch, or decays much too fast"
+    fix = "step it once per epoch, or declare Schedule(lr) if this is intended"
+    if low < 0:
+        cause = "the schedule goes below zero, where each step climbs the loss"
+        fix = "end the schedule at zero, as max(0, ...) of its factor does, or step it less often"
+    yield (violated if low < 0 else suspicious)(
         "rate-vanishes",
         f"the learning rate falls from {max(rates):g} to {rates[-1]:g} in {len(rates)} steps",
         culprits=(Culprit("scheduler", scheduler.name, f"{len(stepped)} calls", scheduler.place),),
         observed=f"learning rates of {len(rates)} steps: {_listed(rates)}",
-        cause="a schedule intended for epochs is stepped with every batch, or decays much too fast",
+        cause=cause,
         because=f"{scheduler.name}() ran {len(stepped)} times in {trace.steps} steps, at "
         f"{at(scheduler.place)}",
-        fix="step it once per epoch, or declare Schedule(lr) if this is intended",
+        fix=fix,
     )
 
 

@@ -32,6 +32,7 @@ ZeroKind = Literal[
     "times-zero",
     "step",
     "sampling",
+    "dropped",
     "overwritten",
     "partly-overwritten",
     "normalised",
@@ -261,6 +262,8 @@ def _reason(stopped: Stopped) -> tuple[ZeroKind, str]:
         return "function", f"{measured}: its backward returned zeros"
     if verb in ("normal", "bernoulli", "multinomial", "poisson", "binomial"):
         return "sampling", f"{measured}: torch defines the gradient of a draw as zero"
+    if "dropout" in verb and not bool(after.any()):
+        return "dropped", f"all {count} outputs of {name} are zero"
     if verb in _RECTIFIERS and bool((after <= 0).all()):
         top = "" if before is after else f"; the largest is {float(before.max()):.3g}"
         return "inactive", f"none of the {count} inputs of {name} is positive{top}"

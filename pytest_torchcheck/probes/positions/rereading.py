@@ -14,6 +14,7 @@ from ...sources import edits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ...findings import Location
     from ..recorded.operations import Step, Trace
     from ..recorded.watch import Op
 
@@ -46,6 +47,7 @@ class Reread:
         grouped: How many whole rows the view puts together, which may be meant; 0 where it takes
             rows apart.
         instead: Calls that give ``after`` and keep the rows; ``""`` where it is not clear which.
+        copied: The line of the ``repeat`` that made what it read: copies of all rows, one after the other.
     """
 
     op: Op
@@ -55,6 +57,7 @@ class Reread:
     shown: str
     grouped: int
     instead: str
+    copied: Location | None = None
 
 
 def find_reread(
@@ -149,8 +152,12 @@ def _told(
             f"the elements that change stand at {_touched(one, rows.dim)} of {before[rows.dim]} places of "
             f"dimension {rows.dim} before it, and at {_touched(two, dim)} of {after[dim]} of dimension {dim} after it"
         )
+    maker = trace.makers.get(step.operands[0])
     return Reread(
         op=step.op,
+        copied=maker.op.location
+        if maker is not None and maker.op.name.endswith(".repeat")
+        else None,
         before=before,
         after=after,
         rows=rows,

@@ -117,6 +117,8 @@ PROVOKED: dict[str, tuple[str, Callable[[], object], str]] = {
     "power": ("kernel-missing", lambda: torch.tensor([2]) ** -1, ".float()"),
     "rectified": ("kernel-missing", lambda: torch.ones(2, dtype=torch.complex64).relu(), ".abs()"),
     "fractional_lengths": ("sequence-lengths", lambda: F.ctc_loss(torch.zeros(5, 1, 3), torch.ones(1, 2).long(), torch.ones(1), torch.ones(1).long()), ".long()"),
+    "counted_lengths": ("target-shape", lambda: F.ctc_loss(torch.zeros(2, 5, 3), torch.ones(2, 2).long(), torch.full((2,), 5), torch.full((2,), 2)), "transpose(0, 1)"),
+    "first_samples": ("target-shape", lambda: F.ctc_loss(torch.zeros(2, 5, 3), torch.ones(2, 2).long(), torch.full((5,), 2), torch.full((5,), 2)), "transpose(0, 1)"),
     "filled": ("size-argument", lambda: torch.zeros(3).index_fill(0, torch.tensor([1]), torch.ones(1)), "index_copy"),
     "scatter": ("dtype-pair", lambda: torch.zeros(3, 4).scatter_(1, torch.tensor([[0, 1]]), torch.randn(2, 2).double()), "convert its result to the dtype"),
     "half": ("value-overflow", lambda: torch.ones(3).half().masked_fill(torch.ones(3).bool(), -1e9), "finfo"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ....explanation import Explanation, describe, dtype_word, numbers
+from ....explanation import Explanation, describe, dtype_word, numbers, on_line
 from ....findings import Culprit
 from ...crashes.losses_called import (
     criterion_culprits,
@@ -188,3 +188,33 @@ def regression_shape(scene: Scene) -> Explanation | None:
         ),
         culprits=target_culprit(str(list(target.shape)), place, scene),
     )
+
+
+_WEIGHED = (*_BINARY_LOSSES, "multilabel_soft_margin_loss", *_REGRESSIONS)
+
+
+def weights_shape(scene: Scene) -> Explanation | None:
+    """Explain weights of a loss that do not fit its output; None where its weights do, or it has none."""
+    given = next((known for name in _WEIGHED if (known := scene.called(name)) is not None), {})
+    output = given.get("input")
+    for key in ("pos_weight", "weight"):
+        weight = given.get(key)
+        if not isinstance(weight, torch.Tensor) or not isinstance(output, torch.Tensor):
+            continue
+        shapes = list(weight.shape), list(output.shape)
+        behind = zip(reversed(shapes[0]), reversed(shapes[1]), strict=False)
+        if len(shapes[0]) <= len(shapes[1]) and all(n in (1, m) for n, m in behind):
+            continue
+        made = criterion_culprits(scene.location, criterion_of(scene))
+        place = made[0].location if made else scene.location
+        return scene.explain(
+            code="class-weights",
+            summary=f"{key} of the loss is {shapes[0]}, and the output {shapes[1]}",
+            observed=f"{key} {shapes[0]}, output {shapes[1]}",
+            cause=f"{key} was created for another number of columns than the output has",
+            because=f"its sizes are not the last ones of the output; {scene.said}",
+            fix=f"give {key}= one entry for each column of the output, which has {shapes[1][-1]}{on_line(place)}",
+            culprits=(*made, Culprit("loss", key, f"{shapes[0]}", scene.location)),
+            location=place,
+        )
+    return None

@@ -59,8 +59,9 @@ def attention_mask(scene: Scene, match: re.Match[str]) -> Explanation | None:
     fix = f"create the mask from the number of {words} that the layer receives"
     culprits = scene.blame(f"{name} {list(mask.shape)}")
     if source:
-        cause += f": it is {source}, as passed to the model"
-        culprits = (*culprits, Culprit("input", source, f"size {got}"))
+        held = isinstance(scene.model, nn.Module) and source in dict(scene.model.named_buffers())
+        cause += f": it is {source}, {'a buffer of' if held else 'as passed to'} the model"
+        culprits = (*culprits, Culprit("tensor" if held else "input", source, f"size {got}"))
     elif maker is not None and made_at is not None:
         places = [p for p in (made_at, *maker.callers) if p != call]
         cause += f": that size comes from {maker.name} on line {made_at.line}"

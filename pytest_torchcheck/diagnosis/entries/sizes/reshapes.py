@@ -11,9 +11,11 @@ import torch
 
 from .... import sources
 from ....explanation import Explanation, clipped, numbers, on_line
+from ....probes.numbers.views import Moved, moved
 from ....sources import edits
 from ...crashes.layers import dropped, made_from, named_source
 from ...crashes.table import entry
+from ...lines.axis_order import transposing
 from .shapes import label
 
 if TYPE_CHECKING:
@@ -142,6 +144,11 @@ def view_stride(scene: Scene, match: re.Match[str]) -> Explanation | None:
     if mixer is not None:
         cause = f"{mixer.name}" + on_line(line) + " left the tensor non-contiguous"
     shape = f" {list(fact.shape)}" if fact is not None else ""
+    fix = f"use .reshape instead of .view{scene.on_line}"
+    swapped = None if fact is None or op is None else _swapped(fact.shape, op.arguments)
+    if swapped is not None:  # a reshape would run, and mix the elements
+        cause += f"; and dimension {swapped.now} is given the size of dimension {swapped.was}, not its elements"
+        fix = f"{transposing(swapped)}{scene.on_line}"
     return scene.explain(
         code="view-not-contiguous",
         summary=f"{scene.at}: view of a tensor{shape} that is not contiguous",
@@ -151,8 +158,19 @@ def view_stride(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because=scene.said
         if mixer is None
         else f"the history of the tensor shows {mixer.name}; {scene.said}",
-        fix=f"use .reshape instead of .view{scene.on_line}",
+        fix=fix,
     )
+
+
+def _swapped(given: tuple[int, ...], arguments: Sequence[str]) -> Moved | None:
+    """Return the dimension whose size a view names at another place, so that other elements come there."""
+    sizes = [int(number) for number in re.findall(r"-?\d+", " ".join(arguments))]
+    known = math.prod(size for size in sizes if size >= 0)
+    made = tuple(math.prod(given) // max(known, 1) if size < 0 else size for size in sizes)
+    found = moved(given, made) if math.prod(made) == math.prod(given) else None
+    if found is None or not found[2]:
+        return None
+    return Moved(module="", name="view", given=given, made=made, was=found[0], now=found[1], certain=True, location=None)  # fmt: skip
 
 
 @entry(r"Dimension out of range \(expected to be in range of \[(-?\d+), (-?\d+)\], but got (-?\d+)\)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +14,10 @@ from ....record.tracing import line_giving
 from ....sources.slices import cuts
 from ...crashes.layers import dropped, named_source
 from ...crashes.table import entry
-from .binary import regression_shape
+from ...lines.spelled_sizes import spelled
+from .binary import regression_shape, weights_shape
 
 if TYPE_CHECKING:
-    import re
-
     from ...crashes.history import Fact
     from ...crashes.layers import Dropped
     from ...crashes.scene import Scene
@@ -152,7 +152,7 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
     observed = f"{match['a']} against {match['b']}{at}"
     words = scene.input_words()
     observed += f"; the model's input is {words}" if words else ""
-    if (found := regression_shape(scene)) is not None:
+    if (found := regression_shape(scene) or weights_shape(scene)) is not None:
         return found
     if (found := _short_table(scene, facts, dimension, observed)) is not None:
         return found
@@ -173,10 +173,13 @@ def broadcast(scene: Scene, match: re.Match[str]) -> Explanation | None:
         because = f"{a[0]} and {b[0]} differ by one; {scene.said}"
         fix = f"add it to both sides or drop it from the longer one{scene.on_line}"
     culprits: tuple[Culprit, ...] = scene.blame(shapes)
-    for fact in facts[:2]:
-        name, made = owned(scene, fact)
-        if name:
-            culprits += (Culprit("tensor", name, f"{list(fact.shape)}", made),)
+    stored = [
+        (name, made, fact) for fact in facts[:2] for name, made in [owned(scene, fact)] if name
+    ]
+    culprits += tuple(Culprit("tensor", n, f"{list(fact.shape)}", at) for n, at, fact in stored)
+    if len(stored) == 1 and fix.startswith("make the sizes equal"):
+        name, made, _ = stored[0]
+        fix = f"build {name}{on_line(made)} for the sizes that inputs have, or interpolate it{scene.on_line}"
     return scene.explain(
         code="broadcast-shapes",
         summary=summary,
@@ -315,7 +318,11 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
             f"dimension {match[1]}"
         )
         fix = f"crop, pad or interpolate tensor {match[4]} to the size of the first{scene.on_line}"
-        if len({fact.shape for fact in facts}) == 2 and abs(int(match[2]) - int(match[3])) == 1:
+        first = {fact.shape[0] for fact in facts if fact.shape}
+        samples = _of_samples(scene, *first) if len(first) == 2 else None
+        if samples is not None:
+            cause, fix = samples
+        elif len({fact.shape for fact in facts}) == 2 and abs(int(match[2]) - int(match[3])) == 1:
             cause += (
                 "; a difference of one often comes from an odd size that was halved and "
                 "doubled again"
@@ -333,6 +340,24 @@ def concatenation(scene: Scene, match: re.Match[str]) -> Explanation | None:
             *scene.made_elsewhere(facts),
         ),
     )
+
+
+def _of_samples(scene: Scene, one: int, other: int) -> tuple[str, str] | None:
+    """Return cause and fix where the batch's size meets a number of samples that the line spells out."""
+    size = scene.batch_size()
+    found = spelled(scene.error, one if other == size else other)
+    if size is None or size not in (one, other) or found is None or scene.frame is None:
+        return None
+    place, word = found
+    names = [
+        name
+        for name in dict.fromkeys(re.findall(r"(?<![\w.])[a-zA-Z_]\w*", place.text))
+        if isinstance(value := scene.frame.f_locals.get(name), torch.Tensor)
+        if value.dim() and len(value) == size
+    ]
+    wanted = f"len({names[0]})" if names else "the size of the batch"
+    cause = f"{word} samples are written on line {place.line}, and the batch has {size}"
+    return cause, f"write {wanted} instead of {word} on line {place.line}"
 
 
 def _each_line(*culprits: Culprit) -> tuple[Culprit, ...]:
