@@ -43,7 +43,7 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "steps.updates",
+        "steps.coverage",
         check(
             "optimizer-coverage",
             "The optimizer holds every trainable parameter exactly once.",
@@ -51,6 +51,9 @@ CHECKS: tuple[Check, ...] = (
             cost="shared with weights-update",
             axes="once",
         ),
+    ),
+    *family(
+        "steps.updates",
         check(
             "weights-update",
             "Every trainable parameter changes in a training step.",

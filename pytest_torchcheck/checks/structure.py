@@ -77,7 +77,9 @@ def registration(subject: Subject) -> Iterator[Finding]:
             fix=f"hold {holding.attribute} in an nn.ModuleList or an attribute of its own",
         )
     seen = observe(subject)
-    others = list(explain.made_in_forward(subject)) if seen.late or seen.strangers else []
+    foreign = any(one.in_output for one in seen.foreign)
+    made = seen.late or seen.strangers or foreign
+    others = list(explain.made_in_forward(subject)) if made else []
     judged = (explain.repeated(subject, *place) for place in _standing_twice(subject.model))
     others += filter(None, judged)
     yield from others

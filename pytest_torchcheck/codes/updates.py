@@ -8,6 +8,9 @@ from .rule import STUCK, rule
 drifted = One("diagnosis.training.drift:drifted", "frozen-moved")
 frozen_average = One("diagnosis.training.following:frozen_average", "frozen-moved", doubtful=True)
 missing = One("diagnosis.training.optimizers:missing", "optimizer-missing")
+weights_of_loss = One(
+    "diagnosis.stored.foreign:weights_of_loss", "optimizer-missing", doubtful=True
+)
 no_match = One("diagnosis.training.optimizers:no_match", "no-match")
 forgets = One("diagnosis.training.untaught:forgets", "momentum-lost")
 frozen_by_train = One("diagnosis.training.drift:frozen_by_train", "frozen-by-train")

@@ -20,6 +20,7 @@ from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 from ..lines.unread import target_of
 from ..loss.target_origins import helper_returns
+from .foreign import foreign_weights
 from .structure import find_repetition, speaks_of_sharing
 
 if TYPE_CHECKING:
@@ -145,6 +146,10 @@ def made_in_forward(subject: Subject) -> Iterator[Finding]:
             if stranger.fleeting
             else "create it in __init__ as an attribute, and call that" + line,
         )
+
+    foreign = [one for one in seen.foreign if one.in_output]
+    if foreign:
+        yield foreign_weights(subject, foreign)
 
 
 def _assigned_in_forward(model: nn.Module, name: str) -> Location | None:

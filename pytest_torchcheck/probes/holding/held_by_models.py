@@ -258,6 +258,17 @@ def graph_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
     return list(leaves.values())
 
 
+def owned(model: nn.Module) -> set[int]:
+    """Return the identities of a model's parameters, of the tensors that attributes hold, and of what those come from."""
+    held = [tensor for holding in holdings(model) for _, tensor in holding.tensors()]
+    every = [
+        *model.parameters(),
+        *held,
+        *(leaf for tensor in held for leaf in graph_leaves(tensor)),
+    ]
+    return {id(tensor) for tensor in every}
+
+
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 

@@ -17,18 +17,18 @@ from ...lean import dataclass
 from ...objects import trees
 from ...objects.kinds import shape_of
 from ...probes.gradient.recompute_divergence import watch_checkpointing
-from ...probes.holding.held_by_models import Holding, graph_leaves, holdings
+from ...probes.holding.held_by_models import Holding, graph_leaves, holdings, owned
 from ...probes.numbers.signals import SignalWatch
 from ...state import seed_everything
+from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
+from ...subject.optimizers import optimizers_of
 from ...subject.remembered import remembered
 from ..liveness.idle_rows import silent_rows
 from ..losses.consumption import LossSight
 from ..pieces import Piece, differing, pieces
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ...batches import Batch
     from ...findings import Location
     from ...probes.numbers.signal_facts import Signals
@@ -47,6 +47,7 @@ class Observation:
         late: Parameters that the forward registered.
         strangers: Modules that ran without being registered or held: class, line, and whether they
             were made for this forward only.
+        foreign: Parameters that get a gradient, and are neither registered, held nor of such a module.
         live: Paths of held tensors (a hidden module's parameters among them) that got a gradient.
         called: Paths of hidden modules whose forward ran.
         applied: Calls of the user's autograd Functions and operators.
@@ -59,6 +60,7 @@ class Observation:
     changed: tuple[Piece, ...]
     late: tuple[str, ...]
     strangers: tuple[Stranger, ...]
+    foreign: tuple[Foreign, ...]
     live: frozenset[str]
     called: frozenset[str]
     applied: tuple[RecordedCall, ...]
@@ -81,6 +83,23 @@ class Stranger:
     location: Location | None
     made: Location | None
     fleeting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """A parameter that a forward or a loss reads, and the model does not have.
+
+    Attributes:
+        shape: Its shape.
+        name: Its name in the loss, where that is a module which registers it; else empty.
+        in_output: Whether an output of the model is computed from it.
+        held: Whether an optimizer of the contract holds it.
+    """
+
+    shape: tuple[int, ...]
+    name: str
+    in_output: bool
+    held: bool
 
 
 @remembered("observation")
@@ -184,6 +203,7 @@ class Watched:
             changed=changed,
             late=late,
             strangers=_strangers(watch, held, model),
+            foreign=_foreign(subject, model, watch, (output, loss)),
             live=frozenset(live),
             called=frozenset(called),
             applied=tuple(applied),
@@ -240,6 +260,38 @@ def _strangers(
                 )
             )
     return tuple(found)
+
+
+def _foreign(
+    subject: Subject,
+    model: nn.Module,
+    watch: SignalWatch,
+    made: tuple[Any, torch.Tensor | None],
+) -> tuple[Foreign, ...]:
+    """Return the parameters that the graph of a loss leads to, and that nobody is known to have."""
+    output, loss = made
+    known = {id(ref()) for seen in watch.strangers for ref in seen.parameters} | owned(model)
+    leaves = graph_leaves(loss) if loss is not None else []
+    others = [t for t in leaves if isinstance(t, nn.Parameter) and id(t) not in known]
+    if not others:
+        return ()
+    in_output = {id(t) for o in trees.tensors(output).values() for t in graph_leaves(o)}
+    criterion = subject.contract.loss
+    own = criterion.named_parameters() if isinstance(criterion, nn.Module) else ()
+    names = {id(p): name for name, p in own}
+    optimized: set[int] = set()
+    with contextlib.suppress(
+        SubjectError
+    ):  # weights-update tells what the optimizer function raises
+        made_by_user = optimizers_of(subject.make_optimizer(model))
+        optimized = {id(p) for o in made_by_user for g in o.param_groups for p in g["params"]}
+    return tuple(
+        Foreign(
+            shape=tuple(t.shape), name=names.get(id(t), ""), in_output=id(t) in in_output,
+            held=id(t) in optimized,
+        )
+        for t in others
+    )  # fmt: skip
 
 
 def _reaches(tensor: torch.Tensor, model: torch.nn.Module) -> bool:
