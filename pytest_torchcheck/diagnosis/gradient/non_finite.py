@@ -297,6 +297,19 @@ def evidence_of(at: NonFinite | None) -> str:
 def wrapped(found: Wrapped) -> Finding:
     """Explain whole numbers that do not fit into their dtype."""
     line = on_line(found.location)
+    if found.reader:
+        return violated(
+            "integer-wraps",
+            f"{found.op}{line} changes indices: {found.meant} becomes {found.got:g} in {found.dtype}",
+            culprits=[
+                Culprit("call", found.op, f"changes indices in {found.dtype}", found.location)
+            ],
+            location=found.location,
+            observed=f"{found.count} of {found.size} whole numbers are other ones behind it; {found.reader} reads them",
+            cause=f"{found.dtype} does not hold every whole number that they may be",
+            because=f"the numbers before and behind {found.op} differ, and {found.reader} takes those behind as indices",
+            fix=f"keep indices in int64{line}",
+        )
     return violated(
         "integer-wraps",
         f"{found.op}{line} wraps around in {found.dtype}: {found.meant} becomes {found.got}",

@@ -26,7 +26,7 @@ from ..recorded.watch import (
 from . import grouped
 from .signal_facts import DRAWS, WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
 from .views import CHOICES, SEEN, Choices, Views
-from .wrapping import HALF, NARROW, merged, wrapped
+from .wrapping import HALF, NARROW, ChangedIndices, merged, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -112,10 +112,9 @@ class SignalWatch(Watch):
         self._chains: list[tuple[str, str, Counter[str]]] = []
         self.strangers: list[Seen] = []
         self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
-        self._reads = Reads()
-        self._weights = Weights()
+        self._reads, self._weights = Reads(), Weights()
         self._views, self._choices, self._groups = Views(), Choices(), grouped.Groups()
-        self._overwrites = Overwrites()
+        self._overwrites, self._indices = Overwrites(), ChangedIndices()
 
     def __exit__(
         self,
@@ -127,8 +126,7 @@ class SignalWatch(Watch):
         self.seen.unread = self._reads.unread()
         self.seen.views, self.seen.moved = self._views.seen, self._views.found
         self.seen.idle_choices, self.seen.regrouped = self._choices.found, self._groups.found
-        self.seen.overwriting = self._overwrites.found()
-        self.seen.of_inputs = list(self._overwrites.of_inputs.values())
+        self.seen.overwriting, self.seen.of_inputs = self._overwrites.found()
         self.seen.chains = [
             (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
         ]
@@ -261,6 +259,8 @@ class SignalWatch(Watch):
             ):
                 # an initialisation writes to a parameter that is made during the run
                 self._filled.setdefault(id(result), (weakref.ref(result), self.locate()))
+        if outside and len(self.seen.wrapped) < _FEW:
+            self.seen.wrapped += self._indices.called(name, args, result, self.locate)
         if not isinstance(result, Tensor) or not result.numel():
             return
         if outside and result.dtype in NARROW and len(self.seen.wrapped) < _FEW:

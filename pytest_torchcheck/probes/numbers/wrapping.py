@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...lean import dataclass
+from ...objects.weak import ByTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +33,7 @@ class Wrapped:
         size: How many there are.
         meant: The first of them, as it is in int64.
         got: What it became.
+        reader: What reads the results as indices, where that is what makes them wrong.
     """
 
     op: str
@@ -39,7 +42,8 @@ class Wrapped:
     count: int
     size: int
     meant: int
-    got: int
+    got: float
+    reader: str = ""
 
 
 def wrapped(
@@ -131,3 +135,72 @@ def merged(
 def _widened(value: Any) -> Any:
     whole = isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
     return value.long() if whole else value
+
+
+_CONVERSIONS = frozenset(
+    {"to", "type", "type_as", "half", "bfloat16", "float", "byte", "char", "short", "int", "long"}
+)
+_RESHAPES = frozenset(
+    {"view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "contiguous"}
+)
+_INDEXING = {
+    "embedding": 0,
+    "embedding_bag": 0,
+    "__getitem__": 1,
+    "take_along_dim": 1,
+    "index_select": 2,
+    "gather": 2,
+}
+"""Which argument of a function holds indices."""
+
+
+class ChangedIndices:
+    """Follows whole numbers that a conversion changes, such as 300 to 44 in uint8, to what reads them as indices."""
+
+    def __init__(self) -> None:
+        self._changed: ByTensor[Wrapped] = ByTensor()
+
+    def called(
+        self, name: str, args: Any, result: Any, locate: Callable[[], Location | None]
+    ) -> list[Wrapped]:
+        """See a call; return the conversion whose results it reads as indices."""
+        if name in _INDEXING:
+            given = args[_INDEXING[name]] if len(args) > _INDEXING[name] else None
+            indices = given if isinstance(given, tuple | list) else (given,)
+            known = (self._changed.get(t) for t in indices if isinstance(t, Tensor))
+            return [replace(one, reader=name) for one in known if one is not None]
+        if not args or not isinstance(args[0], Tensor) or not isinstance(result, Tensor):
+            return []
+        if (name in _CONVERSIONS or name in _RESHAPES) and (
+            changed := self._changed.get(args[0]) or _changed(name, args[0], result, locate)
+        ) is not None:
+            self._changed[result] = changed
+        return []
+
+
+def _changed(
+    name: str, given: Tensor, result: Tensor, locate: Callable[[], Location | None]
+) -> Wrapped | None:
+    """Return a conversion of whole numbers whose results are other numbers."""
+    whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    if (
+        not whole
+        or given.dtype == result.dtype
+        or given.shape != result.shape
+        or result.is_complex()
+    ):
+        return None
+    wrong = given.double() != result.double()
+    if result.dtype == torch.bool or not bool(wrong.any()):
+        return None
+    first = wrong.flatten().nonzero()[0]
+    got = float(result.flatten()[first])
+    return Wrapped(
+        op=name,
+        location=locate(),
+        dtype=str(result.dtype).removeprefix("torch."),
+        count=int(wrong.sum()),
+        size=result.numel(),
+        meant=int(given.flatten()[first]),
+        got=got,
+    )

@@ -148,6 +148,7 @@ class Overwrites:
         told.lost += int((known.mask & now).sum())
         known.mask |= now
 
-    def found(self) -> list[Overwriting]:
-        """Return the lines that lost something, once each."""
-        return list({str(one.location): one for one in self._found if one.lost}.values())
+    def found(self) -> tuple[list[Overwriting], list[InPlace]]:
+        """Return the lines that lost something, once each, and the activations in place of a block's input."""
+        lost = {str(one.location): one for one in self._found if one.lost}
+        return list(lost.values()), list(self.of_inputs.values())

@@ -102,3 +102,66 @@ def test_what_is_infinite_at_larger_sizes(stable):
     for found in wrong:
         assert "T=120" in found.summary
         assert "exp" in found.location.text
+
+
+class Words(nn.Module):
+    """Looks words up behind a conversion of their ids."""
+
+    def __init__(self, convert):
+        super().__init__()
+        self.table, self.head, self.convert = nn.Embedding(5000, 4), nn.Linear(4, 3), convert
+
+    def forward(self, ids):
+        looked = self.table(self.convert(ids))
+        return self.head(looked.mean(1))
+
+
+def looked_up(convert):
+    ids = torch.randint(0, 5000, (6, 7), generator=torch.Generator().manual_seed(0))
+    contract = Contract(model=lambda: Words(convert), batch=((ids,), TARGETS), loss=F.cross_entropy)
+    return [f for f in contract.check(["gradients-finite"]).findings if f.status != "passed"]
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda ids: ids.bfloat16().long(),
+        lambda ids: ids.unsqueeze(2).to(torch.uint8).squeeze(2).int(),
+        lambda ids: ids.half().reshape(ids.shape).long(),
+    ],
+    ids=["bfloat16", "uint8", "half"],
+)
+def test_indices_that_a_conversion_changes(convert):
+    (found,) = looked_up(convert)
+    assert (found.status, found.code) == ("violated", "integer-wraps")
+    assert "changes indices" in found.summary
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda ids: ids.int(),
+        lambda ids: ids.float().long(),
+        lambda ids: (ids % 256).to(torch.uint8).int(),
+    ],
+    ids=["int32", "float32", "hashed"],
+)
+def test_indices_that_stay(convert):
+    assert looked_up(convert) == []
+
+
+class Scaled(nn.Module):
+    """Takes whole numbers as amounts, which may be rounded."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, amounts):
+        return self.head(amounts.half().float() / 5000)
+
+
+def test_amounts_may_be_rounded():
+    amounts = torch.randint(0, 5000, (6, 7), generator=torch.Generator().manual_seed(1))
+    contract = Contract(model=Scaled, batch=((amounts,), TARGETS), loss=F.cross_entropy)
+    assert [f.status for f in contract.check(["gradients-finite"]).findings] == ["passed"]
