@@ -186,12 +186,13 @@ def outlived(
                 own = {id(t) for name, t in named_tensors(model).items() if name in same}
                 perturb(t for t in saved_tensors(model) if id(t) not in own)
             before = {path: kept_value(model, path) for path in forget}
+            batch = subject.batch().clone()  # one for both: an answer may be kept by its address
             if used:
-                _evaluate(subject, model)
+                _evaluate(subject, model, batch)
             model.load_state_dict(saved)
             for path, value in before.items():
                 put_value(model, path, value)
-            return gap(_evaluate(subject, model), wanted) is not None
+            return gap(_evaluate(subject, model, batch), wanted) is not None
 
     try:
         same.update(() if constants else _constants(subject))
@@ -223,10 +224,12 @@ def _constants(subject: Subject) -> set[str]:
         }
 
 
-def _evaluate(subject: Subject, model: nn.Module) -> dict[str, torch.Tensor]:
-    """Run the base batch in the mode that the model is in."""
+def _evaluate(
+    subject: Subject, model: nn.Module, batch: Batch | None = None
+) -> dict[str, torch.Tensor]:
+    """Run the base batch, or that very batch, in the mode that the model is in."""
     seed_everything(subject.seed)
-    return copied(subject.call(model, subject.batch().clone()))
+    return copied(subject.call(model, subject.batch().clone() if batch is None else batch))
 
 
 def kept_value(model: nn.Module, path: str) -> Any:
