@@ -23,6 +23,7 @@ never_drawn = One("data.relations.never_drawn:samples_never_drawn", "samples-nev
 order_wrong = Each(
     "data.explaining.order:order_wrong", "epoch-empty order-not-repeatable", doubtful=True
 )
+by_class = One("data.explaining.order:by_class", doubtful=True)
 reach_wrong = One("data.explaining.order:reach_wrong", "sampler-length", doubtful=True)
 
 damaged = One("data.explaining.samples:damaged", "dataset-mutated")

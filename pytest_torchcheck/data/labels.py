@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,6 +130,30 @@ def label_path(survey: Survey) -> str | None:
         return targets[0]
     named = [path for path in targets if path.rpartition(".")[2] in _NAMES]
     return named[0] if len(named) == 1 else None
+
+
+def in_runs(survey: Survey) -> tuple[int, int] | None:
+    """Return how many labels were read, and of how many classes, where those of a class stand one after the other.
+
+    None where classes are mixed, where there is one alone, or where too few labels were read to tell.
+    """
+    path = label_path(survey)
+    found = sorted(
+        (sample.index, leaf.low)
+        for sample in survey.samples
+        for leaf in sample.leaves
+        if leaf.path == path and leaf.shape in ((), (1,)) and leaf.low is not None and leaf.whole
+        and not leaf.is_floating
+    )  # fmt: skip
+    values = [low for _, low in found]
+    classes = len(set(values))
+    runs = 1 + sum(a != b for a, b in pairwise(values))
+    few = len(values) < max(_RUN * classes, 4 * _RUN)
+    return None if few or classes < 2 or runs != classes else (len(values), classes)
+
+
+_RUN = 4
+"""Labels of each class, on average, below which their order may be chance."""
 
 
 def _scalars(survey: Survey, path: str, found: list[tuple[int, Leaf]]) -> Labels:

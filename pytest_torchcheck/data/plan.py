@@ -213,6 +213,13 @@ class Part:
         return self.role in EVALUATION_ROLES
 
     @property
+    def reads_in_order(self) -> bool:
+        """Say whether this part is for training by its role, and its loader is told to read it in the order it has."""
+        plan = self.plan
+        own = plan.sampler is not None or plan.batch_sampler is not None
+        return plan.declared and self.role.startswith("train") and not (plan.shuffle or own)
+
+    @property
     def is_map_style(self) -> bool:
         """Say whether samples are read by index."""
         return (

@@ -193,9 +193,14 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
     """Compare what the sampler draws from with the dataset; draw the indices of two epochs, and of the first again.
 
     A sampler of your own that no epoch brings some samples from, and that draws all in batches of one, drops the
-    batches that are not full.
+    batches that are not full. Samples that stand sorted by class should not be trained on in that order.
     """
     for part in data_parts(subject):
+        if part.is_map_style and part.reads_in_order:
+            survey = next(each for each in surveys(subject) if each.part.role == part.role)
+            if (found := labels.in_runs(survey)) is not None:
+                yield explain.by_class(part, *found, subject.contract.location)
+                continue
         other = in_data(order.reach, part) if part.is_map_style else None
         if other is not None:
             yield explain.reach_wrong(
@@ -207,9 +212,9 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
                 f"{part.prefix}the order is that of torch's samplers: it repeats with the seed"
             )
             continue
-        found = in_data(order.measure, part, seed=subject.seed)
+        drawn = in_data(order.measure, part, seed=subject.seed)
         bad = list(
-            explain.order_wrong(part, found, plan.sampler_of(part), subject.contract.location)
+            explain.order_wrong(part, drawn, plan.sampler_of(part), subject.contract.location)
         )
         if not bad and (lost := in_data(never.never_drawn, part, seed=subject.seed)) is not None:
             bad = [explain.never_drawn(part, lost)]
@@ -217,13 +222,13 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
         if not bad:
             epochs = (
                 "new in every epoch"
-                if found.renews
+                if drawn.renews
                 else "ascending"
-                if not found.shuffles
+                if not drawn.shuffles
                 else "fixed"
             )
             yield passed(
-                f"{part.prefix}{found.count} indices repeat with the seed; the order is {epochs}"
+                f"{part.prefix}{drawn.count} indices repeat with the seed; the order is {epochs}"
             )
 
 

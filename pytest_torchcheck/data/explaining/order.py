@@ -241,6 +241,20 @@ def nearly_leaked(
     )
 
 
+def by_class(part: Part, count: int, classes: int, declared: Location | None = None) -> Finding:
+    """Warn of samples that stand sorted by class, and that training reads in that order."""
+    return suspicious(
+        "order-by-class",
+        f"{part.prefix}training reads one class after the other: the samples are sorted, and the loader keeps their order",
+        culprits=(dataset_culprit(part, "shuffle", "the loader does not shuffle"),),
+        location=loader_told(part, declared, ("shuffle", "batch_size")),
+        observed=f"{count} labels from the first sample to the last: {classes} classes, each in one run",
+        cause="the samples of a class follow each other, so that consecutive batches hold the same one",
+        because="the loader has no sampler of its own and does not shuffle",
+        fix="pass shuffle=True to the loader",
+    )
+
+
 def last_batch_wrong(
     part: Part, found: Epoch, declared: Location | None = None
 ) -> Iterator[Finding]:
