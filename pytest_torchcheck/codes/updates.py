@@ -12,6 +12,7 @@ weights_of_loss = One(
     "diagnosis.stored.foreign:weights_of_loss", "optimizer-missing", doubtful=True
 )
 no_match = One("diagnosis.training.optimizers:no_match", "no-match")
+of_other_weights = One("diagnosis.training.untaught:of_other_weights")
 forgets = One("diagnosis.training.untaught:forgets", "momentum-lost")
 frozen_by_train = One("diagnosis.training.drift:frozen_by_train", "frozen-by-train")
 stops = One("diagnosis.training.drift:stops", "weight-stops")

@@ -22,7 +22,13 @@ from ...runs.training.crossed import crossed
 from ...runs.training.enduring import decays_alone, fades, inputs_late, stops_training, unused_call
 from ...runs.training.forgetting import forgetting, returning, uncounted
 from ...runs.training.otherwise import drifting, thawed_later, untaught, waiting
-from ...runs.training.stale_copies import kept_copies, moved_as_built, stale_copy, stopped
+from ...runs.training.stale_copies import (
+    heeds_no_weights,
+    kept_copies,
+    moved_as_built,
+    stale_copy,
+    stopped,
+)
 from ...runs.training.steps import lost as lost_parameters
 from ...runs.training.steps import trajectory
 from ...verdicts import inconclusive, not_applicable, passed
@@ -102,6 +108,8 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
 
 def _moved_amiss(subject: Subject, made: Trajectory) -> Finding | None:
     """Return what is wrong with how parameters move that all do."""
+    if heeds_no_weights(subject, made):
+        return explain.of_other_weights(subject)
     if names := stopped(subject, made):
         return explain.stops(subject, list(names))
     if names := fades(subject, made.left.fading) if all(made.rates[1:]) else ():

@@ -187,6 +187,21 @@ def crossed(subject: Subject, found: Crossed) -> Finding:
     )
 
 
+def of_other_weights(subject: Subject) -> Finding:
+    """Explain a step whose loss and gradients are the same whatever the model's weights are."""
+    place = sources.of_object(subject.contract.train_step)
+    return violated(
+        "gradient-of-other-weights",
+        "the training step computes its loss and its gradients from other weights than the model's",
+        culprits=[Culprit("function", "train_step", "does not heed the model's weights", place)],
+        location=place,
+        observed="with all weights changed before a step, it returns the same loss and leaves the same gradients, bit by bit",
+        cause="the loss is that of a copy of the model, or of outputs that were computed before",
+        because="only the weights differed between the two steps",
+        fix="compute the loss with the model whose weights the optimizer holds, in each step",
+    )
+
+
 def forgets(subject: Subject, found: Forgetting) -> Finding:
     """Explain an optimizer with a momentum whose step depends on no earlier gradient."""
     name, kind = type(found.optimizer).__name__, type(found.optimizer)

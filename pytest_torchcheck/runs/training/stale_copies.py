@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from ...subject.remembered import remembered
 from ..facts import copied
 from ..outputs import gap
 from ..remembering import kept_value, put_value
+from ..saving import perturb
 from ..variants.woken import woken
 from .few import later_batch
 from .steps import trajectory
@@ -340,3 +342,38 @@ def moved_as_built(subject: Subject, names: Collection[str]) -> tuple[str, ...]:
             return ()  # the steps in training mode tell it
         now = named_tensors(model)
         return tuple(n for n, t in before.items() if n in now and not trees.same(t, now[n]))
+
+
+def heeds_no_weights(subject: Subject, made: Trajectory) -> bool:
+    """Say whether a step of the user's has the same loss and the same gradients whatever the weights are.
+
+    Asked where some steps that moved the weights had one loss, bit by bit: the second of two steps is taken
+    again with other weights.
+
+    Cost: four steps, where the losses are equal.
+    """
+    losses = made.losses
+    if subject.contract.train_step is None or made.error is not None or len(losses) < 3:
+        return False
+    moved = any(distance > 0.0 for distance in made.moved.values())
+    if not moved or len(set(losses)) > 1 or not math.isfinite(losses[0]):
+        return False
+    try:
+        one, other = (_second_step(subject, change=change) for change in (False, True))
+    except SubjectError:
+        return False
+    same = one.keys() == other.keys() and all(trees.same(t, other[n]) for n, t in one.items())
+    return same and sum(bool(t.any()) for t in one.values()) > 1
+
+
+def _second_step(subject: Subject, *, change: bool) -> dict[str, torch.Tensor]:
+    """Return the loss and the gradients that the second of two steps leaves, with all weights changed before it or not."""
+    with subject.pristine(steps=True, train=True) as model:
+        optimizer = subject.make_optimizer(model)
+        for step in range(2):
+            if step and change:
+                perturb(p for p in model.parameters() if p.requires_grad)
+            seed_everything(subject.seed)
+            loss = subject.train_step(model, optimizer, subject.batch().clone())
+        named = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        return named | {"loss": torch.as_tensor(loss).detach().clone()}
