@@ -275,8 +275,7 @@ def weighted_means(subject: Subject) -> Iterator[Finding]:
     """Compare the dimension of each softmax with the one over which the product that takes its weights sums.
 
     Weights that are made to sum to one for each node of a graph, at one end of the edges, may not be summed at the
-    other. Where what they weigh has one sign they are suspicious, since a node may share out a quantity that it has;
-    and where the two ends are of different kinds.
+    other. Where what they weigh has one sign they are suspicious: a node may share out a quantity that it has.
     """
     subject.require_values()
     signals = observe(subject).signals

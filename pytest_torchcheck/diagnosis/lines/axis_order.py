@@ -102,7 +102,7 @@ def regrouped(wrong: list[Regrouped]) -> Finding:
     """Explain attention over the edges of a graph that is normalised at the other end; a quantity is shared out so."""
     one = wrong[0]
     modules = dict.fromkeys(w.module or "the model" for w in wrong)
-    return (violated if one.averages else suspicious)(
+    return (violated if one.signed else suspicious)(
         "softmax-axis",
         "weights of edges sum to one at one end, and are summed at the other",
         culprits=[
@@ -114,7 +114,7 @@ def regrouped(wrong: list[Regrouped]) -> Finding:
         cause="the weights are normalised by the other row of the edges than the one by which they are summed"
         + (
             ": no node averages its neighbours"
-            if one.averages
+            if one.signed
             else ": right where each node shares out what it has, wrong where each one averages its neighbours"
         ),
         because=f"divided by the sums of their groups{on_line(one.made)} they add up to one in each; the sum"

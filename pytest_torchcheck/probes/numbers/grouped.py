@@ -36,8 +36,7 @@ class Regrouped:
         module: Qualified name of the module in which it ran.
         entries: How many weights each head has.
         low, high: What the weights of a group that is summed add up to.
-        averages: Whether an average is meant: what is summed has values of both signs, as features have and no
-            quantity that is shared out, and both rows of the edges lead into as many entries.
+        signed: Whether what is summed has values of both signs: features, and no quantity that is shared out.
         made: The line that made the weights, in the function that sums them.
         location: The line of the sum.
     """
@@ -46,7 +45,7 @@ class Regrouped:
     entries: int
     low: float
     high: float
-    averages: bool
+    signed: bool
     made: Location | None
     location: Location | None
 
@@ -55,7 +54,6 @@ class Regrouped:
 class _Weights:
     values: Tensor
     index: Tensor
-    entries: int
     lines: tuple[Location, ...]
 
 
@@ -68,7 +66,7 @@ class Groups:
 
     def __init__(self) -> None:
         self.found: list[Regrouped] = []
-        self._picked: ByTensor[tuple[Tensor, int]] = ByTensor()
+        self._picked: ByTensor[Tensor] = ByTensor()
         self._known: ByTensor[_Weights] = ByTensor()
 
     def called(
@@ -86,16 +84,13 @@ class Groups:
             self._pick(args, result)
         if not self._picked:
             return
-        if name in _ADDS and (picked := self._picked.get(args[0])) is not None:
-            self._picked[result] = picked
+        if name in _ADDS and (index := self._picked.get(args[0])) is not None:
+            self._picked[result] = index
         elif name in _DIVISIONS and len(args) > 1:
-            picked = self._picked.get(args[1])
-            if (
-                picked is not None
-                and result.requires_grad
-                and _sums(result, picked[0]) == (1.0, 1.0)
-            ):
-                self._known[result] = _Weights(result.detach(), *picked, lines())
+            index = self._picked.get(args[1])
+            if index is not None and result.requires_grad and _sums(result, index) == (1.0, 1.0):
+                made = _Weights(result.detach(), index, lines())
+                self._known[result] = made
         elif name in _SHAPES or name in _PRODUCTS or name == "__getitem__":
             for given in args[:2]:
                 if (known := self._known.get(given)) is not None:
@@ -111,7 +106,7 @@ class Groups:
         if isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() in (1, 2):
             index = index if index.dim() == 1 else index[:, 0]
             if len(index) == len(result) and len(index) <= _MOST and readable(index):
-                self._picked[result] = index, len(args[0])
+                self._picked[result] = index
 
     def _sum(
         self, args: tuple[Any, ...], module: str, lines: Callable[[], tuple[Location, ...]]
@@ -135,8 +130,7 @@ class Groups:
         )
         self.found.append(
             Regrouped(
-                module=module, entries=len(groups), low=sums[0], high=sums[1],
-                averages=least < 0 < most and len(args[0]) == known.entries,
+                module=module, entries=len(groups), low=sums[0], high=sums[1], signed=least < 0 < most,
                 made=next(iter(own or known.lines), None), location=at[0] if at else None,
             )
         )  # fmt: skip
