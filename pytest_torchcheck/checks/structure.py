@@ -274,8 +274,8 @@ def _acts(module: nn.Module) -> bool:
 def weighted_means(subject: Subject) -> Iterator[Finding]:
     """Compare the dimension of each softmax with the one over which the product that takes its weights sums.
 
-    Weights that are made to sum to one for each node of a graph, at one end of the edges, may not be summed at the
-    other. Where what they weigh has one sign they are suspicious: a node may share out a quantity that it has.
+    Weights that are made to sum to one for each node of a graph, at one end of the edges, and are summed at the
+    other, are suspicious: a node may average its neighbours, or spread what it has.
     """
     subject.require_values()
     signals = observe(subject).signals

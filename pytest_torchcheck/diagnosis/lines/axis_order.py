@@ -99,10 +99,10 @@ def softmax_axis(wrong: list[Averaging]) -> Finding:
 
 
 def regrouped(wrong: list[Regrouped]) -> Finding:
-    """Explain attention over the edges of a graph that is normalised at the other end; a quantity is shared out so."""
+    """Explain attention over the edges of a graph that is normalised at the other end; a diffusion is so on purpose."""
     one = wrong[0]
     modules = dict.fromkeys(w.module or "the model" for w in wrong)
-    return (violated if one.signed else suspicious)(
+    return suspicious(
         "softmax-axis",
         "weights of edges sum to one at one end, and are summed at the other",
         culprits=[
@@ -111,12 +111,8 @@ def regrouped(wrong: list[Regrouped]) -> Finding:
         ],
         location=one.made or one.location,
         observed=f"{one.entries} edges; the weights summed for a node add up to {one.low:.3g} to {one.high:.3g}",
-        cause="the weights are normalised by the other row of the edges than the one by which they are summed"
-        + (
-            ": no node averages its neighbours"
-            if one.signed
-            else ": right where each node shares out what it has, wrong where each one averages its neighbours"
-        ),
+        cause="the weights are normalised by the other row of the edges than the one by which they are summed: right "
+        "where each node spreads what it has, wrong where each one averages its neighbours",
         because=f"divided by the sums of their groups{on_line(one.made)} they add up to one in each; the sum"
         f"{on_line(one.location)} is over groups of the other row, where an average needs weights that add up to one",
         fix=f"normalise them{on_line(one.made)} by the index that the sum{on_line(one.location)} takes",

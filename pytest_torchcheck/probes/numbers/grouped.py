@@ -36,7 +36,6 @@ class Regrouped:
         module: Qualified name of the module in which it ran.
         entries: How many weights each head has.
         low, high: What the weights of a group that is summed add up to.
-        signed: Whether what is summed has values of both signs: features, and no quantity that is shared out.
         made: The line that made the weights, in the function that sums them.
         location: The line of the sum.
     """
@@ -45,7 +44,6 @@ class Regrouped:
     entries: int
     low: float
     high: float
-    signed: bool
     made: Location | None
     location: Location | None
 
@@ -111,12 +109,11 @@ class Groups:
     def _sum(
         self, args: tuple[Any, ...], module: str, lines: Callable[[], tuple[Location, ...]]
     ) -> None:
-        taken = next((t for t in args[1:] if self._known.get(t) is not None), None)
-        known = self._known.get(taken)
+        known = next((one for t in args[1:] if (one := self._known.get(t)) is not None), None)
         index = next(
             (t for t in args[1:] if isinstance(t, Tensor) and t.dtype == torch.int64), None
         )
-        if taken is None or known is None or index is None:
+        if known is None or index is None:
             return
         groups = index if index.dim() == 1 else index.flatten(1)[:, 0]
         if len(groups) != len(known.index) or not _alike(groups, known.index):
@@ -125,12 +122,9 @@ class Groups:
             return
         at = lines()
         own = [line for line in known.lines if at and same_function(line, at[0])]
-        least, most = (
-            (float(v) for v in taken.detach().aminmax()) if readable(taken) else (0.0, 0.0)
-        )
         self.found.append(
             Regrouped(
-                module=module, entries=len(groups), low=sums[0], high=sums[1], signed=least < 0 < most,
+                module=module, entries=len(groups), low=sums[0], high=sums[1],
                 made=next(iter(own or known.lines), None), location=at[0] if at else None,
             )
         )  # fmt: skip
