@@ -57,7 +57,8 @@ def ignores(
     for other in (subject.batch(index) for index in (1, 2) if paths):
         if other.sizes == batch.sizes:
             again = unread_targets(other, run, exact, _values(subject, other))[0]
-            paths = [path for path in paths if path in again]
+            read = targets_of(other).keys() - again
+            paths = [path for path in paths if path not in read]
     status = _how_sure(subject, batch, paths)
     if status is None:
         return paths, None
