@@ -184,9 +184,8 @@ class PristineModel:
             with isolated(), self.ear.listening():
                 self._model = materialised(self.build())
                 self.cache["anomaly-after-build"] = torch.is_anomaly_enabled()
-            size = sum(
-                p.numel() * p.element_size() for p in self._model.parameters() if not is_lazy(p)
-            )
+            known = (p for p in self._model.parameters() if not is_lazy(p))
+            size = sum(p.numel() * p.element_size() for p in known)
             # a large model is copied only once a step is to be undone
             self._state = ModuleState(self._model, copy_parameters=size <= _COPY_BYTES)
             return
@@ -279,7 +278,7 @@ class PristineModel:
                 self._looks += 1
                 # the first runs are compared in full; a forward that writes parameters is then known
                 self._forward_writes = self._looks <= 3 and self.parameters_moved()
-            # gradients were put aside, out of the reach of what ran; close() trusts nobody
+            # gradients were put aside, out of reach; close() trusts nobody
             self.state.restore(parameters=self._touched or self._forward_writes, gradients=False)
         self._touched = False
 

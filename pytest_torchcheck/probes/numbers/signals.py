@@ -26,7 +26,7 @@ from ..recorded.watch import (
 from . import grouped
 from .signal_facts import DRAWS, WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
 from .views import CHOICES, SEEN, Choices, Views
-from .wrapping import HALF, NARROW, ChangedIndices, merged, wrapped
+from .wrapping import Conversions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -114,7 +114,7 @@ class SignalWatch(Watch):
         self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
         self._reads, self._weights = Reads(), Weights()
         self._views, self._choices, self._groups = Views(), Choices(), grouped.Groups()
-        self._overwrites, self._indices = Overwrites(), ChangedIndices()
+        self._overwrites, self._conversions = Overwrites(), Conversions()
 
     def __exit__(
         self,
@@ -127,6 +127,7 @@ class SignalWatch(Watch):
         self.seen.views, self.seen.moved = self._views.seen, self._views.found
         self.seen.idle_choices, self.seen.regrouped = self._choices.found, self._groups.found
         self.seen.overwriting, self.seen.of_inputs = self._overwrites.found()
+        self.seen.wrapped, self.seen.merged = self._conversions.wrapped, self._conversions.merged
         self.seen.chains = [
             (first, second) for first, second, reads in self._chains if sum(reads.values()) == 1
         ]
@@ -259,14 +260,10 @@ class SignalWatch(Watch):
             ):
                 # an initialisation writes to a parameter that is made during the run
                 self._filled.setdefault(id(result), (weakref.ref(result), self.locate()))
-        if outside and len(self.seen.wrapped) < _FEW:
-            self.seen.wrapped += self._indices.called(name, args, result, self.locate)
+        if outside:
+            self._conversions.called(func, args, kwargs, result, self.locate)
         if not isinstance(result, Tensor) or not result.numel():
             return
-        if outside and result.dtype in NARROW and len(self.seen.wrapped) < _FEW:
-            self.seen.wrapped += wrapped(func, args, kwargs, result, self.locate)
-        if outside and result.dtype in HALF and len(self.seen.merged) < _FEW:
-            self.seen.merged += merged(func, args, kwargs, result, self.locate)
         if not result.is_floating_point() or not readable(result):
             return
         if outside and name in SQUASHING:

@@ -81,6 +81,7 @@ def wrapped(
 HALF = {torch.bfloat16: 256, torch.float16: 2048}
 """Up to which whole number each of these tells neighbours apart: its significand has 8, or 11, bits."""
 _MOST_NUMBERS = 1_000_000
+_FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +205,36 @@ def _changed(
         meant=int(given.flatten()[first]),
         got=got,
     )
+
+
+class Conversions:
+    """Sees whole numbers that a dtype does not hold, changes, or cannot tell apart.
+
+    Attributes:
+        wrapped: Operations whose results do not fit, and conversions of indices that change them.
+        merged: Runs of numbers in half precision.
+    """
+
+    def __init__(self) -> None:
+        self.wrapped: list[Wrapped] = []
+        self.merged: list[Merged] = []
+        self._indices = ChangedIndices()
+
+    def called(
+        self,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        locate: Callable[[], Location | None],
+    ) -> None:
+        """See one call outside of a backward, and its result."""
+        if len(self.wrapped) < _FEW:
+            name = getattr(func, "__name__", "")
+            self.wrapped += self._indices.called(name, args, result, locate)
+        if not isinstance(result, Tensor) or not result.numel():
+            return
+        if result.dtype in NARROW and len(self.wrapped) < _FEW:
+            self.wrapped += wrapped(func, args, kwargs, result, locate)
+        if result.dtype in HALF and len(self.merged) < _FEW:
+            self.merged += merged(func, args, kwargs, result, locate)
