@@ -57,7 +57,13 @@ def _unpromised(subject: Subject) -> Finding:
     passes = _passes(trace)
     if passes < 2:
         return not_applicable("no optimizer step comes after several backward passes")
-    made = accumulation.compare(subject, passes, None, unequal=False)
+    try:
+        made = accumulation.compare(subject, passes, None, unequal=False)
+    except SubjectError as error:
+        if error.phase != "loss":
+            raise
+        # nobody has said that it takes a part: labels may be the places of samples in the batch
+        return not_applicable("the declared loss does not take a part of the batch")
     if made is None or made.passes != passes or made.whole:
         return not_applicable("the backward passes of the step do not split the batch")
     limit = _ACCUMULATED if made.dtype == "float64" else 1e-3

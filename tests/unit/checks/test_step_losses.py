@@ -258,3 +258,34 @@ def test_the_loss_is_read_from_what_a_step_returns_or_is_not_known(answer, read,
             assert found.status == "passed", str(found)
         elif read and loss is not None:
             assert found.status == "violated", str(found)
+
+
+def test_a_step_of_several_passes_whose_loss_takes_whole_batches_only():
+    """Representations are made in parts, each with its slopes of the loss of all of them."""
+
+    def loss(output, places):
+        return F.cross_entropy(output @ output.detach().T, places)
+
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        parts = inputs[0].split(3)
+        with torch.no_grad():
+            made = torch.cat([model(part) for part in parts])
+        made = made.requires_grad_()
+        value = loss(made, targets)
+        value.backward()
+        for part, slope in zip(parts, made.grad.split(3), strict=True):
+            (model(part) * slope).sum().backward()
+        optimizer.step()
+        return value.detach()
+
+    torch.manual_seed(0)
+    contract = Contract(
+        model=lambda: nn.Linear(4, 5),
+        batch=((torch.randn(6, 4),), torch.arange(6)),
+        loss=loss,
+        train_step=step,
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    )
+    (finding,) = contract.check(["accumulation"]).findings
+    assert finding.status == "not-applicable"
