@@ -47,15 +47,17 @@ def watched_loads(found: list[Load]) -> Iterator[None]:
     original = nn.Module.load_state_dict
 
     @functools.wraps(original)
-    def load(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        given = tuple(state_dict) if isinstance(state_dict, dict) else ()
-        result = original(self, state_dict, *args, **kwargs)
-        own = tuple(self.state_dict())
+    def load(*args: Any, **kwargs: Any) -> Any:
+        module, *others = args
+        loaded = others[0] if others else kwargs.get("state_dict")
+        given = tuple(loaded) if isinstance(loaded, dict) else ()
+        result = original(*args, **kwargs)
+        own = tuple(module.state_dict())
         if given and own:
             found.append(
                 Load(
-                    owner=tuple(id(module) for module in self.modules()),
-                    kind=type(self).__name__,
+                    owner=tuple(id(part) for part in module.modules()),
+                    kind=type(module).__name__,
                     expected=own[:_SHOWN],
                     given=tuple(map(str, given[:_SHOWN])),
                     matched=len(set(own).intersection(given)),

@@ -8,6 +8,7 @@ so that the loss falls with the log-determinant either way.
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -74,7 +75,7 @@ class _Call:
 
 def names_it(module: nn.Module) -> bool:
     """Say whether the code of a module's class names a log-determinant."""
-    own = type(module).__mro__[: type(module).__mro__.index(nn.Module)]
+    own = itertools.takewhile(lambda kind: kind is not nn.Module, type(module).__mro__)
     codes = (one.__code__ for kind in own for one in vars(kind).values() if inspect.isfunction(one))
     return any(NAMED.search(name) for code in codes for name in (*code.co_varnames, *code.co_names))
 

@@ -134,4 +134,4 @@ def test_an_epoch_is_as_long_as_the_sampler_says() -> None:
         .check(["last-batch"])
         .findings
     )
-    assert found.summary.startswith("3 batches of 9 samples, the last of 1")
+    assert found.summary.startswith("9 samples in 3 batches, the last of 1")
