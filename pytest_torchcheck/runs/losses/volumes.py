@@ -182,8 +182,10 @@ def _compared(
 
 def _kind(told: float, is_: float, off: float, parts: list[float]) -> Kind:
     near = _NEAR * max(1.0, abs(is_))
+    if min(abs(told - is_), abs(told + is_)) < near and abs(is_) < _SMALL:
+        return "small"
     if abs(told - is_) < near:
-        return "equal" if abs(is_) > _SMALL else "small"
+        return "equal"
     if abs(told + is_) < near:
         return "opposite"
     if len(parts) > 1 and abs(told - parts[-1]) < near and abs(sum(parts) - is_) < near:
