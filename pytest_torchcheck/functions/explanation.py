@@ -241,7 +241,8 @@ def _is_meant(target: Target, call: Call, relation: Relation, block: Block) -> b
     """Say whether nobody writes such a Function by accident: its only effect is a gradient of its own.
 
     That is so where forward is locally constant or moves in steps (spikes, rounding), where backward passes
-    everything and forward bounds values on both sides, or keeps nothing that could tell backward of a bound, where a Function that is named as a straight-through
+    everything and forward bounds values on both sides, or keeps nothing that could tell backward of a bound,
+    where a Function that is named as a straight-through
     estimator lets a gradient through, and where forward is the identity and backward multiplies by a
     constant or a mask (gradient reversal, scaling, stopping) or adds to it (a penalty, an auxiliary loss).
     """

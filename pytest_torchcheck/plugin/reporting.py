@@ -275,7 +275,7 @@ class Ledger:
 
 
 class _Reports:
-    """A report per contract with its node id, made anew each time that it's asked for: all of them at once are large."""
+    """A report per contract with its node id, made anew for each that asks: all of them at once are large."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

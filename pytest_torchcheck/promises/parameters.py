@@ -49,7 +49,7 @@ class MayLackGradient(Names):
 
 @dataclass(frozen=True, slots=True, init=False)
 class MayChange(Names):
-    """These buffers may change in eval mode, or in a frozen part, for the reason given: caches, counters, adapted statistics."""
+    """These buffers may change in eval mode or a frozen part, for the reason given: caches, adapted statistics."""
 
     def __init__(self, *globs: str, reason: str) -> None:
         object.__setattr__(self, "globs", globs_of("MayChange", globs))

@@ -1,4 +1,4 @@
-"""What is outside a model and that its own functions use: containers and generators of a file, attributes of classes."""
+"""What is outside a model and its own functions use: containers and generators of a file, attributes of classes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class OuterState:
 
     So are the states of random generators, once no run follows: that no seed reaches them is for checks to see.
 
-    Tensors that the modules' classes hold as attributes are put back, too, and once no run follows, all their attributes.
+    Tensors that the modules' classes hold as attributes are put back, too; once no run follows, all attributes.
     """
 
     def __init__(self, module: nn.Module) -> None:

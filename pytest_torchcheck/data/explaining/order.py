@@ -245,7 +245,8 @@ def by_class(part: Part, count: int, classes: int, declared: Location | None = N
     """Warn of samples that stand sorted by class, and that training reads in that order."""
     return suspicious(
         "order-by-class",
-        f"{part.prefix}training reads one class after the other: the samples are sorted, and the loader keeps their order",
+        f"{part.prefix}training reads one class after the other: the samples are sorted, and the loader keeps "
+        "their order",
         culprits=(dataset_culprit(part, "shuffle", "the loader does not shuffle"),),
         location=loader_told(part, declared, ("shuffle", "batch_size")),
         observed=f"{count} labels from the first sample to the last: {classes} classes, each in one run",

@@ -307,7 +307,8 @@ def wrapped(found: Wrapped) -> Finding:
             location=found.location,
             observed=f"{found.count} of {found.size} whole numbers are other ones behind it; {found.reader} reads them",
             cause=f"{found.dtype} does not hold every whole number that they may be",
-            because=f"the numbers before and behind {found.op} differ, and {found.reader} takes those behind as indices",
+            because=f"the numbers before and behind {found.op} differ, and {found.reader} takes those behind "
+            "as indices",
             fix=f"keep indices in int64{line}",
         )
     return violated(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def log_determinant(subject: Subject, found: Volume) -> Finding:
-    """Explain a log-determinant that is another one than that of the map, or that the loss takes with the wrong sign."""
+    """Explain a log-determinant that is not that of the map, or that the loss takes with the wrong sign."""
     place, kind = _given(subject, found), type(subject.model.get_submodule(found.name)).__name__
     turned = found.kind == "opposite" or (found.kind == "equal" and found.slope > 0)
     if found.kind == "opposite":
@@ -45,8 +45,8 @@ def log_determinant(subject: Subject, found: Volume) -> Finding:
         else f"the loss rises with the log-determinant of {kind} {found.name}",
         culprits=[Culprit("module", found.name, "returns another log-determinant", place)],
         location=place,
-        observed=f"log|det| of its Jacobian for one sample is {found.is_:.6g}, it returns {found.told:.6g}; the slope of "
-        f"the loss to it is {found.slope:.3g}",
+        observed=f"log|det| of its Jacobian for one sample is {found.is_:.6g}, it returns {found.told:.6g}; the "
+        f"slope of the loss to it is {found.slope:.3g}",
         cause=cause,
         because="its Jacobian was computed by a backward for each element, with weights that were moved a little; "
         "a density follows the map by the change of variables, so that its loss falls with the log-determinant",

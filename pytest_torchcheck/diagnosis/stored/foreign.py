@@ -67,7 +67,8 @@ def weights_of_loss(subject: Subject, foreign: list[Foreign]) -> Finding:
         f"{names_text(names)}, of the loss itself, {'is' if len(names) == 1 else 'are'} in no optimizer",
         culprits=[Culprit("parameter", name, "in no optimizer", place) for name in names],
         location=place,
-        observed=f"the loss registers {counted(len(names), 'parameter')} that the backward pass reaches{on_line(place)}",
+        observed=f"the loss registers {counted(len(names), 'parameter')} that the backward pass "
+        f"reaches{on_line(place)}",
         cause="the optimizer function gives its optimizers parameters of the model alone",
         because="the graph of the loss leads there, and no param_group of the declared optimizer holds it",
         fix="add the loss's parameters() to the optimizer, or call requires_grad_(False) on what it shall not train",

@@ -18,9 +18,11 @@ def loads_nothing(load: Load) -> Finding:
     prefix = given.removesuffix(expected) if given.endswith(f".{expected}") else ""
     lacking = expected.removesuffix(given) if expected.endswith(f".{given}") else ""
     if prefix:
-        fix = f"take {prefix!r} off the keys{on_line(place)}: {{key.removeprefix({prefix!r}): value for key, value in ...}}"
+        keyed = f"{{key.removeprefix({prefix!r}): value for key, value in ...}}"
+        fix = f"take {prefix!r} off the keys{on_line(place)}: {keyed}"
     elif lacking:
-        fix = f"load into the part of {load.kind} that the checkpoint is of, or put {lacking!r} before its keys{on_line(place)}"
+        fix = f"load into the part of {load.kind} that the checkpoint is of, or put {lacking!r} before its keys"
+        fix += on_line(place)
     else:
         fix = f"compare the keys with those of the model, rename them, and leave out strict=False{on_line(place)}"
     return violated(

@@ -195,7 +195,8 @@ def of_other_weights(subject: Subject) -> Finding:
         "the training step computes its loss and its gradients from other weights than the model's",
         culprits=[Culprit("function", "train_step", "does not heed the model's weights", place)],
         location=place,
-        observed="with all weights changed before a step, it returns the same loss and leaves the same gradients, bit by bit",
+        observed="with all weights changed before a step, it returns the same loss and leaves the same "
+        "gradients, bit by bit",
         cause="the loss is that of a copy of the model, or of outputs that were computed before",
         because="only the weights differed between the two steps",
         fix="compute the loss with the model whose weights the optimizer holds, in each step",

@@ -177,7 +177,8 @@ def _told(
     (own, through), (first, step), part = passes, steps, ", ".join(names)
     alone = f"give {few(rest)} an optimizer of its own"
     applied = f"{step.name}() applies both losses to it"
-    seen = f"the gradients of {part} that {step.name}() applies hold two passes: {at(own.place)} and {at(through.place)}"
+    both = f"{at(own.place)} and {at(through.place)}"
+    seen = f"the gradients of {part} that {step.name}() applies hold two passes: {both}"
     if first is not step:
         alone = f"leave {part} out of the optimizer that steps at {at(step.place)}"
         applied = f"{step.name}() applies that loss to it"

@@ -259,7 +259,7 @@ def graph_leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def owned(model: nn.Module) -> set[int]:
-    """Return the identities of a model's parameters, of the tensors that attributes hold, and of what those come from."""
+    """Return the identities of a model's parameters, of tensors that attributes hold, and of what those come from."""
     held = [tensor for holding in holdings(model) for _, tensor in holding.tensors()]
     every = [
         *model.parameters(),

@@ -122,7 +122,8 @@ class LossEvidence:
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
     ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train nothing,
     ``fed`` whether a step gave the model its samples in one order, ``crossed`` the probabilities that meet
-    log-probabilities of another dimension, ``cosines`` the products of unit vectors that give none, ``undefined`` the functions that gave NaN for finite numbers,
+    log-probabilities of another dimension, ``cosines`` the products of unit vectors that give none,
+    ``undefined`` the functions that gave NaN for finite numbers,
     ``noise`` the predictions that are compared with random ones, ``loses`` whether a result went unread,
     ``terms`` how many numbers the loss is the sum of.
     """

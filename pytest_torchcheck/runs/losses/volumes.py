@@ -205,7 +205,7 @@ def _times(told: float, is_: float, other: float, other_is: float) -> int:
 
 
 def _alone(call: _Call) -> tuple[float, float] | None:
-    """Do what :func:`_apart` does; None for a module that raises where it is called by itself, or with other weights."""
+    """Do what :func:`_apart` does; None for a module that raises by itself, or with other weights."""
     try:
         return _apart(call)
     except Exception:  # the user's code: that it runs within the model is all that is known

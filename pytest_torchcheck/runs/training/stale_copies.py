@@ -99,7 +99,7 @@ def _pairs(model: nn.Module) -> dict[str, str]:
 
 @remembered("kept-copies")
 def kept_copies(subject: Subject) -> dict[str, bool]:
-    """Return the parameters of copies that the user's step keeps of parts that train, and whether a step writes to each.
+    """Return the parameters of copies that the user's step keeps of trained parts, and whether a step writes to each.
 
     Such a part begins with all values of the other one, and no gradient goes to it. Either the step writes to some
     of its parameters, as to an average: then one stays if its original does. Or the step calls it by itself, for a
@@ -367,7 +367,7 @@ def heeds_no_weights(subject: Subject, made: Trajectory) -> bool:
 
 
 def _second_step(subject: Subject, *, change: bool) -> dict[str, torch.Tensor]:
-    """Return the loss and the gradients that the second of two steps leaves, with all weights changed before it or not."""
+    """Return the loss and the gradients that the second of two steps leaves, with all weights changed first or not."""
     with subject.pristine(steps=True, train=True) as model:
         optimizer = subject.make_optimizer(model)
         for step in range(2):

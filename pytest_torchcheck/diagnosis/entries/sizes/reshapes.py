@@ -170,7 +170,10 @@ def _swapped(given: tuple[int, ...], arguments: Sequence[str]) -> Moved | None:
     found = moved(given, made) if math.prod(made) == math.prod(given) else None
     if found is None or not found[2]:
         return None
-    return Moved(module="", name="view", given=given, made=made, was=found[0], now=found[1], certain=True, location=None)  # fmt: skip
+    was, now = found[:2]
+    return Moved(
+        module="", name="view", given=given, made=made, was=was, now=now, certain=True, location=None
+    )  # fmt: skip
 
 
 @entry(r"Dimension out of range \(expected to be in range of \[(-?\d+), (-?\d+)\], but got (-?\d+)\)",
