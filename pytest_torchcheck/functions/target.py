@@ -234,7 +234,8 @@ def passes_values(target: Target, call: Call, index: int) -> bool:
 
 def keeps_nothing(target: Target, call: Call) -> bool:
     """Say whether forward hands nothing on to backward: no tensor that is saved, and no attribute of ``ctx``."""
-    nodes: list[Any] = [output.grad_fn for output in (call.run().outputs[i] for i in target.chosen)]
+    run = call.run()  # a graph whose outputs are gone keeps no tensors
+    nodes: list[Any] = [run.outputs[i].grad_fn for i in target.chosen]
     own = [node for node in nodes if isinstance(node, torch.autograd.function.BackwardCFunction)]
     return bool(own) and not any(vars(node) or node.saved_tensors for node in own)
 
