@@ -25,8 +25,9 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "inputs-unchanged",
-            "The forward changes neither its inputs nor the containers that hold them.",
-            cost="2 F, shared",
+            "The forward changes neither its inputs nor the containers that hold them, and no block of the model "
+            "the input that its caller goes on to read.",
+            cost="2 F and 1 FB, shared; 1 F for each of up to three activations in place of a block's input",
         ),
     ),
     *family(

@@ -185,7 +185,8 @@ CHECKS: tuple[Check, ...] = (
             "loader-order",
             "The order of samples repeats with the same seed, shuffling differs in every "
             "epoch, and the sampler covers the number of samples that the dataset has.",
-            cost="the indices of three epochs",
+            cost="the indices of three epochs; the reads of samples-valid, shared, where a loader for training is told "
+            "to read in order",
         ),
         check(
             "last-batch",

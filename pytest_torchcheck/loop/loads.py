@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
 from .. import sources
 from ..lean import dataclass
+from .patches import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,10 +43,8 @@ class Load:
 @contextlib.contextmanager
 def watched_loads(found: list[Load]) -> Iterator[None]:
     """Add to a list what ``load_state_dict`` loads within the block, where both sides have keys."""
-    original = nn.Module.load_state_dict
 
-    @functools.wraps(original)
-    def load(*args: Any, **kwargs: Any) -> Any:
+    def load(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module, *others = args
         loaded = others[0] if others else kwargs.get("state_dict")
         given = tuple(loaded) if isinstance(loaded, dict) else ()
@@ -61,16 +58,14 @@ def watched_loads(found: list[Load]) -> Iterator[None]:
                     expected=own[:_SHOWN],
                     given=tuple(map(str, given[:_SHOWN])),
                     matched=len(set(own).intersection(given)),
-                    location=sources.of_frame(sys._getframe(1)),
+                    location=sources.of_frame(),
                 )
             )
         return result
 
-    nn.Module.load_state_dict = load  # type: ignore[method-assign]
-    try:
+    with contextlib.ExitStack() as stack:
+        wrap(stack, nn.Module, "load_state_dict", load)
         yield
-    finally:
-        nn.Module.load_state_dict = original  # type: ignore[method-assign]
 
 
 def idle_load(loads: list[Load]) -> Load | None:

@@ -48,14 +48,14 @@ def listening(
     with contextlib.ExitStack() as stack:
         for kind, owner, name in _patched():
             if kind in handlers:
-                _wrap(stack, owner, name, handlers[kind])
+                wrap(stack, owner, name, handlers[kind])
         for name, kind in (("clip_grad_norm_", "clip-norm"), ("clip_grad_value_", "clip-value")):
             if kind in handlers:
                 _wrap_everywhere(stack, name, handlers[kind])
         # to patch a method of tensors would be to compile it again
         if "copy" in handlers and not compiler.has_compiled():
-            _wrap(stack, torch, "_foreach_copy_", handlers["copy"])
-            _wrap(stack, torch.Tensor, "copy_", handlers["copy"])
+            wrap(stack, torch, "_foreach_copy_", handlers["copy"])
+            wrap(stack, torch.Tensor, "copy_", handlers["copy"])
         stack.callback(register_optimizer_step_pre_hook(before_step).remove)
         if before_forward is not None:
             before = before_forward
@@ -123,7 +123,7 @@ def _routed(original: Any, around: Around) -> Callable[..., Any]:
     return wrapper
 
 
-def _wrap(stack: contextlib.ExitStack, owner: Any, name: str, around: Around) -> None:
+def wrap(stack: contextlib.ExitStack, owner: Any, name: str, around: Around) -> None:
     """Wrap a function, or a method; one of a base that cannot be written to in the class itself."""
     original = getattr(owner, name)
     if name in vars(owner):

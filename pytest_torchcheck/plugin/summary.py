@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 from ..lean import dataclass
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 Lines = list[tuple[str, dict[str, bool]]]
 _MOST_LISTED: Final = 20  # contracts that hold are listed one by one up to so many
+_HOLDING: Final = ("ok", "unchanged")
+_LATER: Final = (
+    "nothing checked",
+    *_HOLDING,
+)  # what is told after all that is broken, in this order
 _WORST: Final = ("violated", "error", "failed", "nothing checked", "unchanged", "ok")
 
 
@@ -77,44 +83,47 @@ def summary(
     """Return the lines of the terminal summary with their markup: what is broken first, then what holds.
 
     Args:
-        reports: One for each contract, by its node id; gone through several times.
+        reports: One for each contract, by its node id.
         tallies: What pytest counts of each.
         verbosity: pytest's.
         gone: How many known findings are gone, so that the run fails.
     """
     tallies = tallies or {}
-    stands = {node: standing(report, tallies.get(node)) for node, report in reports}
+    verdicts: Counter[str] = Counter()
+    told: dict[str, list[Lines]] = {}
+    sizes: list[tuple[int, float]] = []  # checks and seconds of each
+    for node, report in reports:
+        stands = standing(report, tallies.get(node))
+        verdicts[stands] += 1
+        each = _told(node, report, tallies.get(node), stands, verbosity)
+        told.setdefault(stands if stands in _LATER else "", []).append(each)
+        checks = {(f.check, f.device, f.dtype) for f in report.findings}
+        sizes.append((len(checks), report.seconds))
     lines: Lines = []
-    for node, report in reports:
-        if stands[node] not in ("ok", "nothing checked", "unchanged"):
-            lines.append((f"{node}: {stands[node]}: {_counts(report)}", {"red": True}))
-            lines += [(f"  {text}", {}) for text in _reasons(report, tallies.get(node))]
-    for node, report in reports:
-        if stands[node] == "nothing checked":
-            red = is_red(report, tallies.get(node))
-            lines.append(
-                (f"{node}: nothing checked: {_counts(report)}", {"red" if red else "yellow": True})
-            )
-            lines += [(f"  {text}", {}) for text in _undecided(report)]
-    verdicts = list(stands.values())
-    listed = {
-        one for one in ("ok", "unchanged") if verbosity > 0 or verdicts.count(one) <= _MOST_LISTED
-    }
-    for node, report in reports if "ok" in listed else ():
-        if stands[node] != "ok":
-            continue
-        doubtful = any(report.with_status("suspicious", "inconclusive"))
-        lines.append((f"{node}: ok: {_counts(report)}", {"yellow" if doubtful else "green": True}))
-        if verbosity > 1:
-            lines += [(f"  {text}".rstrip(), {}) for text in render_measured(report)]
-    for node, report in reports if "unchanged" in listed else ():
-        if stands[node] == "unchanged":
-            lines.append((f"{node}: unchanged: {_counts(report)}", {"yellow": True}))
-    total = _total(reports, verdicts, tallies)
+    for kind in ("", *_LATER):
+        group = told.get(kind, [])
+        if kind not in _HOLDING or verbosity > 0 or len(group) <= _MOST_LISTED:
+            lines += [line for each in group for line in each]
+    total = _total(verdicts, sizes, tallies)
     if gone:
         total += f"; {stale_lines(gone)}"
     lines.append((total, {"bold": True} | ({"red": True} if gone else {})))
     return lines
+
+
+def _told(node: str, report: Report, tally: Tally | None, stands: str, verbosity: int) -> Lines:
+    """Return the lines of one contract, the first of them with its counts."""
+    head, more = f"{node}: {stands}: {_counts(report)}", []
+    if stands == "nothing checked":
+        color, more = "red" if is_red(report, tally) else "yellow", list(_undecided(report))
+    elif stands == "unchanged":
+        color = "yellow"
+    elif stands == "ok":
+        color = "yellow" if any(report.with_status("suspicious", "inconclusive")) else "green"
+        more = list(render_measured(report)) if verbosity > 1 else []
+    else:
+        color, more = "red", _reasons(report, tally)
+    return [(head, {color: True}), *((f"  {text}".rstrip(), {}) for text in more)]
 
 
 def slowest(spent: Mapping[str, tuple[float, float | None]], most: int) -> list[str]:
@@ -136,16 +145,12 @@ def slowest(spent: Mapping[str, tuple[float, float | None]], most: int) -> list[
 
 
 def _total(
-    reports: Iterable[tuple[str, Report]], stands: Sequence[str], tallies: Mapping[str, Tally]
+    verdicts: Mapping[str, int], sizes: Sequence[tuple[int, float]], tallies: Mapping[str, Tally]
 ) -> str:
     parts = [
-        f"{stands.count(one)} {one}"
+        f"{verdicts.get(one, 0)} {one}"
         for one in _WORST
-        if one in ("violated", "ok") or stands.count(one)
-    ]
-    sizes = [
-        (len({(f.check, f.device, f.dtype) for f in report.findings}), report.seconds)
-        for _, report in reports
+        if one in ("violated", "ok") or verdicts.get(one)
     ]
     checks = sum(size for size, _ in sizes)
     told = _count(checks, "check")

@@ -241,7 +241,7 @@ def log_determinants(subject: Subject) -> Iterator[Finding]:
     log-determinant is right where the loss rises with it. Another one is wrong where further modules of the model
     return theirs, or where a whole number is all that it lacks; a constant that no weight changes is none.
     """
-    if not any(map(names_it, subject.model.modules())):
+    if not any(map(names_it, set(map(type, subject.model.modules())))):
         yield not_applicable("no module of the model names a log-determinant")
         return
     seen = volumes(subject)

@@ -104,9 +104,8 @@ def _wrapped(node: _Arithmetic, frame: FrameType) -> Iterator[Wrapped]:
     names = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
     try:
         calls = any(isinstance(part, ast.Call) for name in names for part in ast.walk(name))
-        with (
-            randomness_kept() if calls else nullcontext()
-        ):  # the line itself draws the same numbers
+        # the line itself draws the same numbers
+        with randomness_kept() if calls else nullcontext():
             first, second = (_value(part, frame) for part in names)
         if not _is_narrow(got := apply(first, second)):
             return

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 def log_determinant(subject: Subject, found: Volume) -> Finding:
     """Explain a log-determinant that is not that of the map, or that the loss takes with the wrong sign."""
     place, kind = _given(subject, found), type(subject.model.get_submodule(found.name)).__name__
+    detail = "returns another log-determinant"
     turned = found.kind == "opposite" or (found.kind == "equal" and found.slope > 0)
     if found.kind == "opposite":
         cause = "it is that of the inverse map: its sign is the wrong one"
         fix = f"return the negative of it{on_line(place)}"
     elif turned:
+        detail = "its log-determinant has the wrong sign in the loss"
         cause = "the loss rises with it: its sign in the loss is the wrong one"
         fix = "change the sign with which it enters the loss"
     elif found.kind == "partial":
@@ -43,7 +45,7 @@ def log_determinant(subject: Subject, found: Volume) -> Finding:
         f"{kind} {found.name} returns {found.told:.4g} where the log-determinant of its map is {found.is_:.4g}"
         if found.kind != "equal"
         else f"the loss rises with the log-determinant of {kind} {found.name}",
-        culprits=[Culprit("module", found.name, "returns another log-determinant", place)],
+        culprits=[Culprit("module", found.name, detail, place)],
         location=place,
         observed=f"log|det| of its Jacobian for one sample is {found.is_:.6g}, it returns {found.told:.6g}; the "
         f"slope of the loss to it is {found.slope:.3g}",

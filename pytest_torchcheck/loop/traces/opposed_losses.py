@@ -41,9 +41,8 @@ def opposed_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     end when the outputs of the first part are all raised, or all lowered: no weights of it are best then.
     Losses that agree, such as two reconstructions by one decoder, have a best output.
     """
-    steps = trace.optimizer_steps(
-        step=0
-    )  # what another call applies, it applies in the first one too
+    # what another call applies, it applies in the first one too
+    steps = trace.optimizer_steps(step=0)
     passes = [
         [(p, e) for p in s.fresh if isinstance(e := trace.events[p], Backward)] for s in steps
     ]

@@ -58,7 +58,7 @@ class UnitVectors:
 
     def __init__(self) -> None:
         self.found: list[OtherAxis] = []
-        self._norms: ByTensor[bool | None] = ByTensor()
+        self._norms: ByTensor[bool] = ByTensor()
         self._known: ByTensor[Op] = ByTensor()
 
     def see(self, bare: str, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]) -> None:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ...lean import dataclass
 from ...objects.weak import ByTensor
+from ..recorded.watch import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,18 +116,18 @@ def merged(
     """Return what a call of a half-precision result makes of runs of whole numbers that it is given, or makes."""
     name = func.__name__
     if name == "arange":
-        counted = torch.arange(*args, **{**kwargs, "dtype": torch.int64})
-        runs = [counted] if len(counted) == result.numel() else []
+        counts = args if all(isinstance(each, int) for each in args) else ()
+        runs = [torch.arange(*counts)] if counts else []
     else:
         given = (a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor))
-        runs = [t for t in given if t.dtype != result.dtype and not t.is_meta and not t.is_nested]
+        runs = [t for t in given if t.dtype != result.dtype and readable(t) and t.numel()]
     found = []
     for run in runs:
         line = run.detach().squeeze()
-        if not 2 < line.numel() <= _MOST_NUMBERS or line.is_complex() or line.dtype == torch.bool:
+        line = line[(0,) * (line.dim() - 1)]  # the first row tells of all
+        if line.is_complex() or line.dtype == torch.bool or line.dim() != 1:
             continue
-        line = line.reshape(-1, line.shape[-1])[0]
-        if len(line) > 2 and bool((line.diff() == 1).all()):
+        if 2 < len(line) <= _MOST_NUMBERS and bool((line.diff() == 1).all()):
             dtype = str(result.dtype).removeprefix("torch.")
             left = len(line.to(result.dtype).unique())
             found.append(Merged(name, locate(), dtype, len(line), left, HALF[result.dtype]))

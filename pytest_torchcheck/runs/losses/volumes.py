@@ -73,9 +73,9 @@ class _Call:
     logs: Tensor
 
 
-def names_it(module: nn.Module) -> bool:
-    """Say whether the code of a module's class names a log-determinant."""
-    own = itertools.takewhile(lambda kind: kind is not nn.Module, type(module).__mro__)
+def names_it(cls: type[nn.Module]) -> bool:
+    """Say whether the code of a class of modules names a log-determinant."""
+    own = itertools.takewhile(lambda kind: kind is not nn.Module, cls.__mro__)
     codes = (one.__code__ for kind in own for one in vars(kind).values() if inspect.isfunction(one))
     return any(NAMED.search(name) for code in codes for name in (*code.co_varnames, *code.co_names))
 
@@ -176,7 +176,7 @@ def _compared(
             kind=_kind(told, is_, other - other_is, [known[n] for n in within]),
             times=_times(told, is_, other, other_is),
             slope=0.0 if slope is None else float(slope.flatten()[0]),
-            inner=not within and names_it(call.module),
+            inner=not within and names_it(type(call.module)),
         )  # fmt: skip
 
 

@@ -270,9 +270,13 @@ def _foreign(
 ) -> tuple[Foreign, ...]:
     """Return the parameters that the graph of a loss leads to, and that nobody is known to have."""
     output, loss = made
-    known = {id(ref()) for seen in watch.strangers for ref in seen.parameters} | owned(model)
+    known = {id(ref()) for seen in watch.strangers for ref in seen.parameters}
+    known |= {id(parameter) for parameter in model.parameters()}
     leaves = graph_leaves(loss) if loss is not None else []
     others = [t for t in leaves if isinstance(t, nn.Parameter) and id(t) not in known]
+    if others:  # what attributes hold is walked through only then
+        held = owned(model)
+        others = [t for t in others if id(t) not in held]
     if not others:
         return ()
     in_output = {id(t) for o in trees.tensors(output).values() for t in graph_leaves(o)}
@@ -280,9 +284,7 @@ def _foreign(
     own = criterion.named_parameters() if isinstance(criterion, nn.Module) else ()
     names = {id(p): name for name, p in own}
     optimized: set[int] = set()
-    with contextlib.suppress(
-        SubjectError
-    ):  # weights-update tells what the optimizer function raises
+    with contextlib.suppress(SubjectError):  # weights-update tells what it raises
         made_by_user = optimizers_of(subject.make_optimizer(model))
         optimized = {id(p) for o in made_by_user for g in o.param_groups for p in g["params"]}
     return tuple(

@@ -146,9 +146,13 @@ def _is_written_later(subject: Subject, names: Collection[str]) -> bool:
 def _copied_parts(model: nn.Module, names: Collection[str]) -> dict[str, dict[str, str]]:
     """Return, by the names of parts with one of some parameters, the originals of all parameters of each, by name."""
     named = {n: p.detach() for n, p in model.named_parameters() if not p.is_meta}
+    alike: dict[str, list[str]] = {}
+    for name in named:
+        alike.setdefault(name.rpartition(".")[2], []).append(name)
     found: dict[str, dict[str, str]] = {}
     tried = set()
-    for name, other in ((name, other) for name in names for other in named):
+    own_names = (name for name in names if name in named)
+    for name, other in ((n, other) for n in own_names for other in alike[n.rpartition(".")[2]]):
         own, its = ends = without_common_end(name, other)
         if ends in tried or own in found or named[name].shape != named[other].shape:
             continue

@@ -45,6 +45,15 @@ class Wide(Clock):
         return torch.arange(h.shape[1]).float()
 
 
+class Fractions(Clock):
+    """Steps of a fraction, and a grid that wants a gradient: no positions, and no error of the check."""
+
+    def positions(self, h: torch.Tensor) -> torch.Tensor:
+        grid = torch.arange(0, 1, 0.25, dtype=torch.bfloat16, requires_grad=True)
+        ends = torch.arange(start=0, end=300, step=2, dtype=torch.bfloat16)
+        return torch.arange(h.shape[1]).float() + grid.sum() + 0 * ends.sum()
+
+
 class Few(Clock):
     """What counts in steps of a sixteenth, and levels that are whole numbers below 256."""
 
@@ -81,7 +90,7 @@ def test_positions_beyond_what_a_dtype_tells_apart(
 
 @pytest.mark.parametrize(
     ("model", "size", "most"),
-    [(Clock, 200, 200), (Clock, 0, 250), (Wide, 300, 300), (Few, 300, 300)],
+    [(Clock, 200, 200), (Clock, 0, 250), (Wide, 300, 300), (Fractions, 300, 300), (Few, 300, 300)],
 )
 def test_positions_that_stay_apart(model: type[nn.Module], size: int, most: int) -> None:
     assert found_in(model, size, most) == []
