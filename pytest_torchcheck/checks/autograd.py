@@ -345,7 +345,7 @@ def gradients_finite(subject: Subject) -> Iterator[Finding]:
         return
     for run in observe(subject).signals.merged if subject.dtype is None else ():
         largest = _largest(subject, run.size)
-        if run.left < run.size or largest > run.most:
+        if run.left < run.size or largest - 1 > run.most:  # positions begin with 0
             yield explain.merged(run, largest)
             return
     yield passed(

@@ -40,8 +40,8 @@ def overwritten_input(subject: Subject, written: InPlace) -> Finding:
     own = bool(name) and peek.attribute(layer, "inplace", False) is True
     return violated(
         "block-input-overwritten",
-        f"line {line.line} activates the input of its block in place, and what reads it later gets the "
-        "activated values",
+        f"line {line.line} applies an activation in place to the input of its block, and what reads that input later "
+        "gets the activated values",
         culprits=[
             Culprit("call", line.function, "overwrites what its block was given", line),
             *([Culprit("module", name, "works in place", line)] if own else []),

@@ -305,10 +305,9 @@ def wrapped(found: Wrapped) -> Finding:
                 Culprit("call", found.op, f"changes indices in {found.dtype}", found.location)
             ],
             location=found.location,
-            observed=f"{found.count} of {found.size} whole numbers are other ones behind it; {found.reader} reads them",
+            observed=f"{found.count} of {found.size} whole numbers are other numbers after it; {found.reader} reads them",
             cause=f"{found.dtype} does not hold every whole number that they may be",
-            because=f"the numbers before and behind {found.op} differ, and {found.reader} takes those behind "
-            "as indices",
+            because=f"the numbers before and after {found.op} differ, and {found.reader} takes those after it as indices",
             fix=f"keep indices in int64{line}",
         )
     return violated(
@@ -334,9 +333,9 @@ def merged(found: Merged, size: int) -> Finding:
         location=found.location,
         observed=f"of {found.size} numbers {found.left} are different ones in {dtype}"
         if now
-        else f"{found.size} numbers here, and up to {size} of them are declared; {dtype} tells the first {most} apart",
+        else f"{found.size} numbers here, and up to {size} of them are declared; {dtype} tells them apart up to {most}",
         cause=f"{dtype} has no {most + 1}: it rounds it to {most}, so that later positions share their values",
-        because=f"each number of the run is one more than the one before it, and in {dtype} they are no longer"
+        because=f"each number of the run is one more than the one before it, and in {dtype} some of them are equal"
         if now
         else f"torch.tensor({most + 1}.0).to(torch.{dtype}) is {most}",
         fix=f"count{line} in float32 or int64, and convert what is computed of the positions, not the positions",

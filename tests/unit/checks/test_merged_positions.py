@@ -75,7 +75,7 @@ def found_in(model: type[nn.Module], size: int, most: int) -> list[Finding]:
 
 
 @pytest.mark.parametrize("model", [Clock, Direct, Autocast])
-@pytest.mark.parametrize(("size", "most"), [(300, 300), (0, 600)])
+@pytest.mark.parametrize(("size", "most"), [(300, 300), (258, 258), (0, 258), (0, 600)])
 def test_positions_beyond_what_a_dtype_tells_apart(
     model: type[nn.Module], size: int, most: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_positions_beyond_what_a_dtype_tells_apart(
 
 @pytest.mark.parametrize(
     ("model", "size", "most"),
-    [(Clock, 200, 200), (Clock, 0, 250), (Wide, 300, 300), (Fractions, 300, 300), (Few, 300, 300)],
+    [(Clock, 200, 200), (Clock, 0, 257), (Wide, 300, 300), (Fractions, 300, 300), (Few, 300, 300)],
 )
 def test_positions_that_stay_apart(model: type[nn.Module], size: int, most: int) -> None:
     assert found_in(model, size, most) == []
