@@ -99,6 +99,12 @@ def flagged(survey: Survey, is_bad: Callable[[Leaf], bool]) -> list[tuple[Sample
     return [(sample, leaf) for sample in survey.samples for leaf in sample.leaves if is_bad(leaf)]
 
 
+def holds_nan(inputs: Any) -> bool:
+    """Say whether inputs that a model is given hold NaN, as a mark of missing values does."""
+    floats = trees.floats(inputs).values()
+    return any(bool(tensor.isnan().any()) for tensor in floats if trees.computable(tensor))
+
+
 def identical_inputs(survey: Survey) -> bool:
     """Say whether every sample has the same input, tensor for tensor."""
     if len(survey.samples) < 4:

@@ -103,8 +103,10 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
             if found.part.is_map_style and found.part.plan.makes_batches
             else None
         )
+        declared = None if subject.contract.model is None else subject.contract.batch
+        missing = declared is not None and validity.holds_nan(subject.batch().inputs)
         bad = [
-            *explain.not_finite(found, subject.seed),
+            *explain.not_finite(found, subject.seed, nan=not missing),
             *explain.elsewhere(found),
             *explain.inconsistent(found, collates, subject.contract.location),
             *_out_of_range(subject, found),
@@ -122,7 +124,8 @@ def samples_valid(subject: Subject) -> Iterator[Finding]:
             leaves = len(found.samples[0].leaves)
             yield passed(
                 f"{found.part.prefix}{found.read} were read: {leaves} leaves each, finite and "
-                "of one structure",
+                "of one structure"
+                + (" (NaN aside, which the contract's batch holds too)" if missing else ""),
                 evidence={
                     "samples": validity.leaf_rows(found),
                     "reading": [{"read": len(found.samples), "seconds": round(found.seconds, 6)}],

@@ -143,11 +143,11 @@ def _others(survey: Survey) -> str:
     return f"; so do {len(indices) - 1} more" if len(indices) > 1 else ""
 
 
-def not_finite(survey: Survey, seed: int) -> Iterator[Finding]:
-    """Samples with NaN, and with infinities."""
+def not_finite(survey: Survey, seed: int, *, nan: bool) -> Iterator[Finding]:
+    """Samples with NaN, unless that is meant, and with infinities."""
     part = survey.part
     for code, word, is_bad in (
-        ("sample-nan", "NaN", lambda leaf: leaf.nan > 0),
+        ("sample-nan", "NaN", lambda leaf: nan and leaf.nan > 0),
         ("sample-inf", "infinite values", lambda leaf: leaf.inf > 0),
     ):
         bad = validity.flagged(survey, is_bad)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _PASSED = frozenset({"forward", "extra_repr", "__init__", "reset_parameters", "init_weights"})
 """Methods that do not bring a copy up to date, or are seen to run in a step."""
+_ROUNDS = 1e-6
+"""Of the largest value: what an average takes in of so small a move rounds to nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ def kept_copies(subject: Subject) -> dict[str, bool]:
     found: dict[str, bool] = {}
     still = {n: p for n, p in subject.named_parameters().items() if not made.moved.get(n, 0.0)}
     for own, pairs in _copied_parts(subject.model, still).items():
-        stays = {n for n, original in pairs.items() if not made.moved.get(original, 0.0)}
+        stays = {n for n, original in pairs.items() if _rests(made, original)}
         touched = {n for event in trace_of(subject).backwards() for n in event.touched}
         if touched.union(made.live).intersection(pairs) or len(stays) == len(pairs):
             continue
@@ -121,6 +123,11 @@ def kept_copies(subject: Subject) -> dict[str, bool]:
         elif _is_called_for_targets(subject, own):
             found |= dict.fromkeys(pairs, _is_written_later(subject, pairs))
     return found
+
+
+def _rests(made: Trajectory, name: str) -> bool:
+    """Say whether a parameter moves by rounding at most, as a bias does before a norm that takes it out again."""
+    return made.moved.get(name, 0.0) <= _ROUNDS * made.sizes.get(name, 0.0)
 
 
 MANY_STEPS = 128

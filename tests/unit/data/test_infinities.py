@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import nn
 from torch.utils.data import Dataset
 
 from pytest_torchcheck import Contract
@@ -58,3 +60,39 @@ def test_masks_are_meant() -> None:
     for by_log in (False, True):
         report = Contract(dataset=Masked(by_log=by_log)).check("samples-valid")
         assert report.ok
+
+
+class Patients(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Measurements with gaps."""
+
+    def __init__(self) -> None:
+        self.rows = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+        self.rows[::3, 1] = torch.nan
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.rows[index], self.rows[index, :1]
+
+
+class Imputed(nn.Module):
+    """Replaces what is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        missing = torch.isnan(x)
+        return self.layer(torch.cat([x.masked_fill(missing, 0.0), missing.to(x.dtype)], dim=1))
+
+
+@pytest.mark.parametrize("gaps", [True, False])
+def test_missing_values_are_meant_where_the_batch_of_the_contract_has_them(gaps: bool) -> None:
+    data = Patients()
+    x = data.rows if gaps else data.rows.nan_to_num()
+    contract = Contract(model=Imputed, batch=((x,), None), dataset=data)
+    report = contract.check("samples-valid")
+    assert report.ok is gaps
+    assert [f.code for f in report.findings if f.status == "violated"] == ([] if gaps else ["sample-nan"])
