@@ -61,7 +61,8 @@ def own_answer(subject: Subject) -> Finding | None:
     """Change the values of a series that positions are trained to predict; say what is wrong where their outputs move.
 
     None where no target is a shifted copy of one input, or where each position is trained on what stands in its
-    place. A value may be read where later ones are read too, or where the model cannot copy it: it has several
+    place: an autoencoder is. A model that promises to be causal in another input predicts, and is told.
+    A value may be read where later ones are read too, or where the model cannot copy it: it has several
     features, which a code may hold less of, or training draws noise. The end of a shifted series cannot be copied.
     """
     batch = subject.batch()
@@ -73,19 +74,31 @@ def own_answer(subject: Subject) -> Finding | None:
         return None
     copy, series, output = copies[0], batch.tensors()[copies[0].path], loss.outputs[trained.path]
     ahead, size = copy.answers[0] + copy.shift - trained.first, output.shape[trained.dim]
-    if ahead < 1 or size + ahead < series.shape[1]:
-        return None  # what stands in its place, or in the middle of a window
+    if size + ahead < series.shape[1] or not (
+        ahead >= 1 or (ahead == 0 and _predicts(subject, copy))
+    ):
+        return None  # in the middle of a window, or what stands in its place
     read, later = _reads(subject, copy, trained)
+    if ahead == 0 and read and later:
+        return None
     if not read:
         return passed(
-            f"{trained.path} is trained on {copy.path}[t{ahead:+d}], and does not read it at each t"
+            f"{trained.path} is trained on {copy.path}[{f't{ahead:+d}' if ahead else 't'}], and "
+            "does not read it at each t"
         )
     beyond = size + ahead - series.shape[1]
     train = forward_facts(subject, train=True)
     scalar = series.dim() == 2 or series.shape[2] == 1
-    copyable = trained.alone and scalar and not (train.consumed or train.others_moved)
+    drawn = train.consumed or train.others_moved
+    copyable = trained.alone and (scalar or ahead == 0) and not drawn
     sure = not later and (beyond == 1 or (beyond == 0 and copyable))
     return explain.own_answer(subject, copy.path, trained.path, ahead, read, later=later, sure=sure)
+
+
+def _predicts(subject: Subject, copy: _Copy) -> bool:
+    """Say whether a model promises to be causal, in other inputs than the one that its target repeats."""
+    found = [find_input(subject.batch(), promise.input) for promise in subject.promised("Causal")]
+    return bool(found) and all(one is not None and one[0] != copy.path for one in found)
 
 
 def _copies(batch: Batch) -> Iterator[_Copy]:

@@ -271,22 +271,29 @@ def own_answer(
         later: Whether outputs depend on values after that too.
         sure: Whether reading it cannot be meant.
     """
-    runs = (eval_run(subject, batch) for batch in (subject.batch(), changed))
-    place = first_difference(subject, *runs)
+    place = None
+    if ahead:  # of its own position a value may be read, and must not reach the output there
+        runs = (eval_run(subject, batch) for batch in (subject.batch(), changed))
+        place = first_difference(subject, *runs)
     end = "values after it are read too" if later else "no value after it is read"
+    at = f"t{ahead:+d}" if ahead else "t"
     return finding_at(
         None if place is None else replace(place, fact=""),
         subject,
         "label-shift",
-        f"each position is trained to predict {path}[t{ahead:+d}], and reads it",
+        f"each position is trained to predict {path}[{at}], and reads it",
         made=violated if sure else suspicious,
         instead=Culprit("input", path, "holds the answer"),
-        observed=f"{path}[:, t{ahead:+d}] changed: {output}[:, t] moved at every t that was tried; {end}",
-        cause="the features of a position begin one step late, or a shift or a mask is missing"
+        observed=f"{path}[:, {at}] changed: {output}[:, t] moved at every t that was tried; {end}",
+        cause=(
+            "the features of a position begin one step late, or a shift or a mask is missing"
+            if ahead
+            else "the output is taken from a place that knows the answer, or a shift or a mask is missing"
+        )
         + ("" if sure else "; to read the value may be meant, as in an autoencoder"),
-        because=f"the targets are {path}[t{ahead:+d}], bit for bit, and nothing else differed between "
+        because=f"the targets are {path}[{at}], bit for bit, and nothing else differed between "
         "two eval forwards",
-        fix=f"let output t depend on values of {path} before t{ahead:+d} only: slice its features one step earlier, "
+        fix=f"let output t depend on values of {path} before {at} only: slice its features one step earlier, "
         "or shift or mask them",
     )
 

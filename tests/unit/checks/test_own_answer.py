@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pytest_torchcheck import Contract, Finding
+from pytest_torchcheck import Contract, Finding, promises
 
 PAST = 7
 SERIES = torch.randn(6, 31, generator=torch.Generator().manual_seed(3)).cumsum(1)
@@ -141,3 +141,43 @@ def test_a_series_that_repeats_says_nothing() -> None:
     series = SERIES[:, :5].repeat(1, 6)
     found = judged(lambda: Lags(1), series, series[:, PAST:].clone())
     assert found.status == "not-applicable"
+
+
+STATES = torch.randn(6, 9, 4, generator=torch.Generator().manual_seed(5))
+ACTIONS = torch.randn(6, 9, 2, generator=torch.Generator().manual_seed(6))
+
+
+class Policy(nn.Module):
+    """Predicts actions from states and the actions before; ``now`` of the present one as well."""
+
+    def __init__(self, now: bool, noise: float = 0.0) -> None:
+        super().__init__()
+        self.now = now
+        self.read, self.head = nn.GRU(6, 8, batch_first=True), nn.Linear(8, 2)
+        self.noise = nn.Dropout(noise)
+
+    def forward(self, states: Tensor, actions: Tensor) -> Tensor:
+        past = actions if self.now else F.pad(actions, (0, 0, 1, -1))
+        return self.head(self.noise(self.read(torch.cat([states, past], -1))[0]))
+
+
+def of_policy(model: Any, *causal: str) -> Finding:
+    contract = Contract(
+        model=model, batch=({"states": STATES, "actions": ACTIONS}, ACTIONS.clone()), loss=F.mse_loss,
+        promises=[promises.Causal(input=name) for name in causal],
+    )  # fmt: skip
+    return contract.check(["label-shift"]).findings[0]
+
+
+def test_a_causal_model_that_is_given_its_answers_beside_what_it_reads_is_found() -> None:
+    found = of_policy(lambda: Policy(True), "states")
+    assert (found.status, found.code) == ("violated", "label-shift"), str(found)
+    assert "trained to predict actions[t], and reads it" in found.summary
+    assert found.culprits[0].name == "actions"
+
+
+def test_a_causal_model_may_read_the_answers_before_or_reconstruct_what_it_reads() -> None:
+    assert of_policy(lambda: Policy(False), "states").status == "passed"
+    assert of_policy(lambda: Policy(True)).status == "not-applicable"  # may be an autoencoder
+    assert of_policy(lambda: Policy(True), "actions").status == "not-applicable"
+    assert of_policy(lambda: Policy(True, noise=0.3), "states").status == "suspicious"

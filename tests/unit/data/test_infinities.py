@@ -95,4 +95,6 @@ def test_missing_values_are_meant_where_the_batch_of_the_contract_has_them(gaps:
     contract = Contract(model=Imputed, batch=((x,), None), dataset=data)
     report = contract.check("samples-valid")
     assert report.ok is gaps
-    assert [f.code for f in report.findings if f.status == "violated"] == ([] if gaps else ["sample-nan"])
+    assert [f.code for f in report.findings if f.status == "violated"] == (
+        [] if gaps else ["sample-nan"]
+    )
