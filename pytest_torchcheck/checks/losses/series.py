@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -97,7 +97,8 @@ def own_answer(subject: Subject) -> Finding | None:
 
 def _predicts(subject: Subject, copy: _Copy) -> bool:
     """Say whether a model promises to be causal, in other inputs than the one that its target repeats."""
-    found = [find_input(subject.batch(), promise.input) for promise in subject.promised("Causal")]
+    promised: tuple[Any, ...] = subject.promised("Causal")
+    found = [find_input(subject.batch(), promise.input) for promise in promised]
     return bool(found) and all(one is not None and one[0] != copy.path for one in found)
 
 

@@ -11,9 +11,9 @@ from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...probes.gradient.frozen_in_step import frozen_in_step
+from ...probes.gradient.hooked import Hooks
 from ...probes.gradient.provenance import GraphCut, find_stops
 from ...probes.gradient.surrogates import wrong_way_round
-from ...probes.recorded.watch import Watch, name_of
 from ...runs.again import forward_and_loss
 from ...runs.losses.followed import SURE
 from ...runs.losses.slopes import surrogates
@@ -61,7 +61,9 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
         off = frozen_in_step(forward_and_loss(subject), model)
     if cut := _explicit(stops, set(found.wrong)) or _switched(off, found.wrong):
         return _cut(subject, found, cut, observed, shown)
-    if meant := _meant(subject, stops):
+    if (hooks := _watched(subject)).written is not None:
+        return _written(hooks, observed, shown)
+    if meant := _meant(subject, stops, hooks):
         return inconclusive(f"{observed}; {meant}", evidence=shown)
     if found.random:
         return inconclusive(
@@ -89,6 +91,33 @@ def differs(subject: Subject, found: Descent, ratio: float, shown: dict[str, Any
         because="two steps of different length agree, from both sides: neither rounding nor "
         "curvature explains it",
         fix="compare the parts of the loss one by one by torch.autograd.gradcheck",
+        evidence=shown,
+    )
+
+
+def _watched(subject: Subject) -> Hooks:
+    hooks = Hooks(subject.model)
+    with subject.pristine(), hooks:
+        forward_and_loss(subject, backward=True)()
+    return hooks
+
+
+def _written(hooks: Hooks, observed: str, shown: dict[str, Any]) -> Finding:
+    place = None if hooks.written is None else hooks.written.location
+    name = hooks.written.name if hooks.written is not None else "the hook"
+    return violated(
+        "gradient-wrong",
+        "a hook changes the gradient that it is given to look at",
+        culprits=[
+            Culprit("call", hooks.name, f"calls {name} on its argument", place),
+        ],
+        location=place,
+        observed=observed,
+        cause=f"the hook {hooks.name} writes to its argument and returns nothing; all that backward computes "
+        "behind it is computed from what it wrote",
+        because=f"{name} on line {place.line if place else '?'} wrote to the gradient within backward",
+        fix=f"work on a copy in {hooks.name}, by the function without the underscore; to change a gradient, "
+        "return the new one",
         evidence=shown,
     )
 
@@ -185,7 +214,7 @@ def _cut(
     )
 
 
-def _meant(subject: Subject, stops: tuple[GraphCut, ...]) -> str:
+def _meant(subject: Subject, stops: tuple[GraphCut, ...], hooks: Hooks) -> str:
     """Name what changes a gradient on purpose, within torch or by a hook; or nothing."""
     inside = next((stop for stop in stops if stop.kind in _CUTS), None)
     if inside is not None:
@@ -197,20 +226,4 @@ def _meant(subject: Subject, stops: tuple[GraphCut, ...]) -> str:
             return f"{name or 'the model'} scales its gradient by frequency"
         if module._backward_hooks or module._backward_pre_hooks:
             return f"a backward hook of {name or 'the model'} sees the gradient"
-    hooks = Hooks(subject.model)
-    with subject.pristine(), hooks:
-        forward_and_loss(subject)()
-    if hooks.found is not None:
-        return f"a hook{on_line(hooks.found.location)} sees the gradient"
-    return ""
-
-
-class Hooks(Watch):
-    """Notes the first gradient hook that a forward registers."""
-
-    found: Op | None = None
-
-    def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
-        """See one call."""
-        if self.found is None and name_of(func) == "Tensor.register_hook":
-            self.found = self.op("Tensor.register_hook")
+    return f"a hook{on_line(hooks.found.location)} sees the gradient" if hooks.found else ""

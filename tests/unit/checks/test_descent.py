@@ -196,6 +196,47 @@ def test_what_others_judge_or_was_meant_is_not_blamed(factor, says):
     assert says in found.summary
 
 
+class Monitored(nn.Module):
+    """Keeps how large the gradient of its features is, by a hook of some kind."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.below, self.above, self.hook = nn.Linear(7, 8), nn.Linear(8, 3), hook
+
+    def forward(self, x):
+        h = torch.tanh(self.below(x))
+        if h.requires_grad:
+            h.register_hook(self.hook)
+        return self.above(h)
+
+
+SEEN = []
+
+
+def looks(gradient):
+    SEEN.append(gradient.abs().mean().item())
+
+
+def writes(gradient):
+    SEEN.append(gradient.abs_().mean().item())
+
+
+def damps(gradient):
+    return gradient.mul_(0.1)
+
+
+def test_a_hook_that_writes_to_the_gradient_it_looks_at_is_named():
+    found = check(lambda: Monitored(writes))
+    assert (found.status, found.code) == ("violated", "gradient-wrong"), str(found)
+    assert found.culprits[0].name == "writes"
+    assert "gradient.abs_()" in found.location.text
+
+
+def test_a_hook_may_look_at_a_gradient_and_return_another():
+    assert check(lambda: Monitored(looks)).status == "passed"
+    assert check(lambda: Monitored(damps)).status == "inconclusive"
+
+
 def test_spectral_norm_stops_a_gradient_within_torch():
     def made():
         first = nn.utils.spectral_norm(nn.Linear(7, 9))
