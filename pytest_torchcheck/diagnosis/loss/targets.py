@@ -282,14 +282,15 @@ def skipped(subject: Subject, seen: StepReads) -> Finding:
     """Explain a training step that leaves out samples of its batch, or all of a later one."""
     step = subject.contract.train_step
     place = sources.of_object(step)
-    if seen.later:
+    if seen.later or seen.targets:
+        of, what = ("the targets of ", "targets") if seen.targets else ("", "samples")
         return violated(
             "targets-ignored",
-            "the training step reads its first batch alone",
-            culprits=[Culprit("call", "train_step", "never reads a later batch", place)],
-            observed="a second step with other samples gives bit-equal weights, gradients and loss",
-            cause="the step keeps its first batch, or what it made of it",
-            because="other samples in the first step do change its result",
+            f"the training step reads {of}its first batch alone",
+            culprits=[Culprit("call", "train_step", f"never reads {of}a later batch", place)],
+            observed=f"a second step with other {what} gives bit-equal weights, gradients and loss",
+            cause=f"the step keeps {of}its first batch, or what it made of it",
+            because=f"other {what} in the first step do change its result",
             fix="compute the loss from the inputs and targets of each call",
         )
     names = ", ".join(map(str, seen.skipped[:4])) + (", ..." if len(seen.skipped) > 4 else "")

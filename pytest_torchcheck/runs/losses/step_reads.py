@@ -10,7 +10,7 @@ import torch
 from ...batches.rows import choose_rows
 from ...lean import dataclass
 from ...objects import trees
-from ...probes.loss.arguments import all_finite, by_step, same_results
+from ...probes.loss.arguments import all_finite, by_step, same_results, targets_of
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 
@@ -37,12 +37,14 @@ class StepReads:
         skipped: Samples that have no influence.
         size: How many there are.
         later: Whether a second step reads nothing of its batch, where the first one did.
+        targets: The same of its targets alone.
         sure: Whether samples stay out whatever they hold, in a larger batch too.
     """
 
     skipped: tuple[int, ...] = ()
     size: int = 0
     later: bool = False
+    targets: bool = False
     sure: bool = False
 
 
@@ -51,7 +53,8 @@ def step_reads(subject: Subject) -> StepReads | None:
     """Give the first or the last sample of a batch other values, and look whether a step changes; None where all is read.
 
     The last one is asked in a first step, the first one in a second, so that a step which keeps its
-    first batch shows. None, too, where samples cannot be exchanged or a step raises.
+    first batch shows, and all targets in a second, which may keep those. None, too, where samples
+    cannot be exchanged or a step raises.
     """
     batch = subject.batch()
     size = _samples(subject, batch)
@@ -63,19 +66,35 @@ def step_reads(subject: Subject) -> StepReads | None:
             return None
         last = same_results(base, by_step(subject, _exchanged(subject, batch, other, [size - 1])))
         first = _exchanged(subject, batch, other, [0])
-        if same_results(by_step(subject, batch, batch), by_step(subject, batch, first)):
+        twice = by_step(subject, batch, batch)
+        if same_results(twice, by_step(subject, batch, first)):
             if not same_results(base, by_step(subject, first)):
                 whole = by_step(subject, batch, other)
-                return (
-                    StepReads(size=size, later=True)
-                    if same_results(by_step(subject, batch, batch), whole)
-                    else None
-                )
+                return StepReads(size=size, later=True) if same_results(twice, whole) else None
         elif not last:
-            return None
+            return _of_targets(subject, batch, twice, base)
         return _left_out(subject, batch, base, size)
     except SubjectError:
         return None
+
+
+def _of_targets(
+    subject: Subject, batch: Batch, twice: dict[str, torch.Tensor], base: dict[str, torch.Tensor]
+) -> StepReads | None:
+    """Say that other targets change a first step and no second one, whatever the seed."""
+    if not targets_of(batch):
+        return None
+    inputs, other = {path for path, _ in batch.input_leaves()}, subject.batch(1).tensors()
+    given = batch.map(lambda path, leaf: leaf if path in inputs else other.get(path, leaf))
+    if not same_results(twice, by_step(subject, batch, given)):
+        return None
+    if same_results(base, by_step(subject, given)):
+        return None
+    for seed in range(1, _SEEDS + 1):
+        again = by_step(subject, batch, batch, seed=seed)
+        if not same_results(again, by_step(subject, batch, given, seed=seed)):
+            return None  # which of several it takes may be drawn
+    return StepReads(size=_samples(subject, batch), targets=True)
 
 
 def _left_out(

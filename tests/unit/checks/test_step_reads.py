@@ -109,6 +109,33 @@ def test_a_step_that_keeps_its_first_batch_is_found():
     assert found.summary == "the training step reads its first batch alone"
 
 
+class KeptLabels(KeptFirst):
+    """Keeps the labels of the first batch alone."""
+
+    def __call__(self, model, x, y):
+        self.first = y if self.first is None else self.first
+        return plain(model, x, self.first)
+
+
+def test_a_step_that_keeps_its_first_targets_is_found():
+    (found,) = [f for f in check(KeptLabels()) if f.status == "violated"]
+    assert found.code == "targets-ignored"
+    assert found.summary == "the training step reads the targets of its first batch alone"
+
+
+class Delayed(KeptFirst):
+    """Learns the labels of the batch before beside its own, as a queue does."""
+
+    def __call__(self, model, x, y):
+        before, self.first = self.first, y
+        loss = plain(model, x, y)
+        return loss if before is None else loss + 0.1 * plain(model, x, before)
+
+
+def test_a_step_may_keep_targets_and_read_its_own():
+    assert not told(check(Delayed()))
+
+
 def hardest(model, x, y):
     return F.cross_entropy(model(x)[0], y, reduction="none").topk(2).values.mean()
 
