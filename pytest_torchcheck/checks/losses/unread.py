@@ -10,7 +10,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...codes import loss as explain
 from ...objects import trees
-from ...probes.loss.arguments import by_step, named_unused, targets_of, unread_targets, with_target
+from ...probes.loss.arguments import (
+    by_step,
+    named_unused,
+    same_results,
+    targets_of,
+    unread_targets,
+    with_target,
+)
 from ...record.tracing import swallowed
 from ...runs.facts import output_for_loss
 from ...specs import Labels
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 _MOST_VALUES: Final = 256
+_MOST_CLASSES: Final = 8  # that labels are tried with
 
 
 def unread_by_step(subject: Subject) -> Finding | None:
@@ -59,6 +67,8 @@ def ignores(
             again = unread_targets(other, run, exact, _values(subject, other))[0]
             read = targets_of(other).keys() - again
             paths = [path for path in paths if path not in read]
+    if not paths and (lost := _lost_labels(subject, batch, exact)):
+        return paths, explain.ignored(subject, loss, lost, "violated", computed=True)
     status = _how_sure(subject, batch, paths)
     if status is None:
         return paths, None
@@ -83,6 +93,38 @@ def _values(subject: Subject, batch: Batch) -> dict[str, range]:
         if ends is not None and 0 < ends[1] - ends[0] < _MOST_VALUES:
             found[path] = range(int(ends[0]), int(ends[1]) + 1)
     return found
+
+
+def _lost_labels(
+    subject: Subject, batch: Batch, run: Callable[[Batch], dict[str, torch.Tensor]]
+) -> list[str]:
+    """Return the one target that has the form of class labels, where it decides nothing, whatever classes it names.
+
+    Other targets are beside it; flags among them, which may say which labels count, are all on and all off too.
+    """
+    targets = targets_of(batch)
+    leaves = trees.floats(output_for_loss(subject)).values()
+    whole = {
+        p: t for p, t in targets.items() if not t.is_floating_point() and t.dtype != torch.bool
+    }
+    fitting = [(p, t, leaf) for p, t in whole.items() for leaf in leaves if _fits(t, leaf)]
+    if len(targets) < 2 or len(fitting) != 1 or fitting[0][1].numel() < 2:
+        return []
+    path, labels, scores = fitting[0]
+    classes = range(min(scores.shape[1], scores.shape[-1], _MOST_CLASSES))
+    flags = [t for p, t in targets.items() if p != path and bool(((t == 0) | (t == 1)).all())]
+    switched = [with_target(batch, t, torch.full_like(t, on)) for t in flags for on in (1, 0)]
+    others = [labels.flip(0), labels.roll(1, 0), *(torch.full_like(labels, c) for c in classes)]
+    try:
+        for given in (batch, *switched):
+            base = run(given)
+            if not base and given is batch:
+                return []
+            if any(not same_results(base, run(with_target(given, labels, o))) for o in others):
+                return []
+    except SubjectError:
+        return []
+    return [path]
 
 
 def _depends_on(
