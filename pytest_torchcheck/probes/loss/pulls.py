@@ -169,8 +169,11 @@ def interchangeable(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> b
 
 
 def is_unpaired(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> bool:
-    """Say whether targets may change places, also where outputs are spread: an absolute error is linear beside them."""
-    if not interchangeable(loss, base, axes):
+    """Say whether targets may change places, also where outputs are spread: an absolute error is linear beside them.
+
+    Not where no target that differs among the samples matters: this batch may have no label that counts.
+    """
+    if not interchangeable(loss, base, axes) or not _any_matters(loss, base):
         return False
     spread = loss.spread()
     try:
@@ -178,6 +181,24 @@ def is_unpaired(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> bool:
     except SubjectError:
         return False
     return wide is not None and wide.finite and interchangeable(spread, wide, axes)
+
+
+def _any_matters(loss: LossOfOutput, base: Slopes) -> bool:
+    """Say whether the loss is another where a target whose values differ has one of them everywhere."""
+    for target in loss.targets().values():
+        if target.is_complex() or not trees.computable(target):
+            return True
+        low, high = target.min(), target.max()
+        for value in (low, high) if bool(low != high) else ():
+            try:
+                found = loss.slopes(
+                    loss.with_targets(target, torch.full_like(target, value.item()))
+                )
+            except SubjectError:
+                return True  # it is read
+            if found is None or found.value != base.value:
+                return True
+    return False
 
 
 def _exchanged(batch: Batch, others: dict[int, torch.Tensor]) -> Batch:
