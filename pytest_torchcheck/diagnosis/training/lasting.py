@@ -15,7 +15,7 @@ from ...probes.gradient.provenance import find_cut
 from ...record.tracing import find_line
 from ...runs.again import forward_and_loss
 from ...runs.training.enduring import MANY, after_many
-from ...runs.training.forgetting import own_optimizers
+from ...runs.training.forgetting import dropped_by_steps, own_optimizers
 from ...runs.training.strides import move, sampled
 from ...subject.errors import SubjectError
 from ...text.wording import counted, names_text
@@ -235,15 +235,29 @@ def undone(subject: Subject, names: list[str], after: int) -> Finding:
         kinds = [type(one) for one in own_optimizers(subject.make_optimizer(model))]
     own = [kind for kind in kinds if sources.is_own_class(kind)]
     what = (own or kinds)[0].__name__
+    lost = dropped_by_steps(subject, after)
     return violated(
         "weight-put-back",
         f"after {after} steps {what} sets {names_text(names)} back to the first values",
-        culprits=[parameter(subject, name, "set back by the optimizer") for name in names[:8]],
-        location=sources.of_object(own[0].step) if own else optimizer_line(subject, names[0]),
+        culprits=[
+            *(
+                [Culprit("call", lost.text, "is computed and dropped", lost.location)]
+                if lost
+                else []
+            ),
+            *(parameter(subject, name, "set back by the optimizer") for name in names[:8]),
+        ],
+        location=lost.location
+        if lost
+        else sources.of_object(own[0].step)
+        if own
+        else optimizer_line(subject, names[0]),
         observed=f"after {after} training steps {names[0]} is bit-equal to its first values; after fewer it differs",
-        cause="the optimizer writes values that it kept over what its steps have learned",
+        cause="the optimizer writes values that it kept over what its steps have learned"
+        + (f"; nothing reads the result of {lost.text}" if lost else ""),
         because=f"{after} steps of the optimizer alone, with one gradient that is nowhere zero, end where they began",
-        fix="let the kept values move first, and copy them into the parameters afterwards",
+        fix="let the kept values move first, and copy them into the parameters afterwards"
+        + (f"; {lost.op} returns a new tensor{on_line(lost.location)}" if lost else ""),
         evidence={"parameters": names, "steps": after},
     )
 

@@ -95,7 +95,9 @@ def first_lengthening(
     mask = compare(base.values[place], longer.values[pairs[place]])
     if step is None or mask is None:
         return None
-    again = partners[id(step)]
+    again = partners.get(id(step))
+    if again is None:
+        return None  # the runs part before: one of them does not make this call
     filled, filler = _filled(longer, again, length, extra, side)
     numbers = _numbers(base, longer, step, again)
     return Lengthened(

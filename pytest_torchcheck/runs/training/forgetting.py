@@ -9,16 +9,19 @@ import torch
 from ...lean import dataclass
 from ...loop.checkpoints import is_torchs
 from ...objects import trees
+from ...probes.recorded.unread import UnreadWatch
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
 from ...subject.remembered import remembered
+from ..liveness.unread import judged
 from .enduring import MANY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...subject import Subject
+    from ..liveness.unread import Unread
 
 _STEPS: Final = 4
 """Steps of which the last has the same gradients in both runs; some optimizers warm up in the first ones."""
@@ -233,6 +236,25 @@ def returning(subject: Subject) -> tuple[list[str], int] | None:
         else:
             return None
     return (names, after) if _trained_back(subject, names, after) else None
+
+
+def dropped_by_steps(subject: Subject, steps: int) -> Unread | None:
+    """Return the result that so many steps of the user's own optimizers compute and drop; None unless there is one."""
+    watch = UnreadWatch()
+    with subject.pristine(steps=True) as model:
+        made = own_optimizers(subject.make_optimizer(model))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        try:
+            with watch:
+                for optimizer in made * steps:
+                    for p in trained:
+                        p.grad = torch.ones_like(p)
+                    optimizer.step()
+        except Exception:  # what a step of the user's asks for besides is not known
+            return None
+    told = {one.location: one for p in watch.unread if (one := judged(p)) is not None}
+    found = [one for one in told.values() if one.kind == "dropped"]
+    return found[0] if len(found) == 1 else None
 
 
 def _stepped_alone(optimizer: torch.optim.Optimizer, held: list[torch.Tensor]) -> int | None:
