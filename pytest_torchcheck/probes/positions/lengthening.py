@@ -93,11 +93,9 @@ def first_lengthening(
         return None
     step, place = origin(base, start, differs)
     mask = compare(base.values[place], longer.values[pairs[place]])
-    if step is None or mask is None:
+    again = partners.get(id(step))  # none where the runs part before, and one lacks this call
+    if step is None or mask is None or again is None:
         return None
-    again = partners.get(id(step))
-    if again is None:
-        return None  # the runs part before: one of them does not make this call
     filled, filler = _filled(longer, again, length, extra, side)
     numbers = _numbers(base, longer, step, again)
     return Lengthened(
