@@ -16,7 +16,7 @@ from ..runs.facts import evaluated, forward_facts, kept_by, outputs
 from ..runs.losses.order import loss_of_samples
 from ..runs.outputs import Rows, gaps_between, other_batch_dim, output_rows
 from ..runs.remembering import remembered
-from ..runs.variants.largest import at_batch, exchanged, sizes_of, told_apart
+from ..runs.variants.largest import at_batch, crossed, exchanged, sizes_of, told_apart
 from ..runs.variants.woken import hidden
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, passed
@@ -210,6 +210,10 @@ def _sizes_drawn(subject: Subject, drawn: list[Batch]) -> Iterator[Finding]:
     for other, kept in keeps:
         if moved := remembered(subject, other=other):
             yield explain.remembers(subject, list(moved), kept, other)
+            return
+    for other, base in crossed(subject) if keeps else ():
+        if moved := remembered(subject, other=other, base=base):
+            yield explain.remembers(subject, list(moved), keeps[0][1], other, base)
             return
 
 

@@ -16,7 +16,7 @@ from ..state import isolated, seed_everything
 from ..state.outer import outer_containers
 from ..state.tensors import named_tensors, refuses
 from ..subject.errors import SubjectError
-from .facts import copied, forward_facts
+from .facts import copied, forward_facts, outputs
 from .outputs import gap
 from .saving import perturb, saved_tensors
 
@@ -87,6 +87,7 @@ def remembered(
     first_train: bool = False,
     then_train: bool = False,
     other: Batch | None = None,
+    base: Batch | None = None,
 ) -> tuple[str, ...]:
     """Evaluate another batch, then the base batch, with nothing put back in between.
 
@@ -96,12 +97,13 @@ def remembered(
         first_train: Whether the other batch runs in training mode.
         then_train: Whether the base batch does.
         other: The other batch; one of the same sizes by default.
+        base: What is evaluated in place of the base batch.
 
     Returns:
         Paths of the outputs that are not those of the base batch alone; empty where the other batch
         cannot be run.
     """
-    wanted = forward_facts(subject, train=then_train).outputs
+    wanted = outputs(subject, base, train=then_train)
     with subject.pristine() as model, torch.no_grad():
         before = {path: kept_value(model, path) for path in forget}
         try:
@@ -114,7 +116,7 @@ def remembered(
             put_value(model, path, value)
         model.train(then_train)
         seed_everything(subject.seed)
-        again = copied(subject.call(model, subject.batch().clone()))
+        again = copied(subject.call(model, (base or subject.batch()).clone()))
     if gap(again, wanted) is None:
         return ()
     return tuple(p for p, t in wanted.items() if p not in again or not trees.same(t, again[p]))

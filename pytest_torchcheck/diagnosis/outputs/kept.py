@@ -29,7 +29,11 @@ _RESTORED = 6
 
 
 def remembers(
-    subject: Subject, moved: list[str], kept: Sequence[str], other: Batch | None = None
+    subject: Subject,
+    moved: list[str],
+    kept: Sequence[str],
+    other: Batch | None = None,
+    base: Batch | None = None,
 ) -> Finding:
     """Explain an output that depends on the batch that was evaluated before.
 
@@ -38,14 +42,14 @@ def remembers(
         moved: The outputs.
         kept: What a call keeps.
         other: The batch before, where it is of other sizes.
+        base: The batch whose output depends on it; the base batch by default.
     """
-    guilty = next(
-        (name for name in kept[:_RESTORED] if not remembered(subject, [name], other=other)), ""
-    )
+    tried = ((n, remembered(subject, [n], other=other, base=base)) for n in kept[:_RESTORED])
+    guilty = next((name for name, found in tried if not found), "")
     named = _keepers(subject, [guilty] if guilty else kept, other)
     sizes = "the same sizes"
     if other is not None:
-        sizes = "sizes " + ", ".join(f"{name}={size}" for name, size in other.sizes.items())
+        sizes = _sizes(other)
     read = reading_line(subject, guilty, other) if guilty and other is not None else None
     if read is not None:
         named = [*named, Culprit("tensor", guilty, "is read", read)]
@@ -63,28 +67,32 @@ def remembers(
         f"{'is' if len(listed) == 1 else 'are'} kept from them",
         culprits=named or [Culprit("output", moved[0], "differs")],
         location=place or sources.of_object(type(subject.model).forward),
-        observed=f"after another batch of {sizes}, the base batch gives other values than alone",
+        observed=f"after another batch of {sizes}, "
+        + ("the base batch" if base is None else f"one of {_sizes(base)}")
+        + " gives other values than alone",
         cause=f"{what} {'is' if len(listed) == 1 else 'are'} computed from the {'data' if other is None else 'sizes'} "
         "of one call and used in the next",
         because=f"with {guilty} restored between the two calls, the outputs equal those of the "
         "batch alone"
         if guilty
         else f"the same batch twice gives equal outputs, and a call changes {what}",
-        fix=f"compute {what} in each call, or "
-        + (
-            "cache it by all that its values depend on, not by a shape alone"
-            if other is None
-            else f"let its key{on_line(key)} hold all that the values depend on"
-            if key is not None
-            else "keep one for each size"
-            + (
-                f", or read the part of it that holds for this size on line {read.line}"
-                if read
-                else ""
-            )
-        ),
+        fix=f"compute {what} in each call, or {_kept_better(other, key, read)}",
         evidence={"outputs": list(moved), "kept": list(kept)},
     )
+
+
+def _kept_better(other: Batch | None, key: Location | None, read: Location | None) -> str:
+    """Say how to keep a value for what it holds for."""
+    if other is None:
+        return "cache it by all that its values depend on, not by a shape alone"
+    part = f", or read the part of it that holds for this size on line {read.line}" if read else ""
+    if key is not None:
+        return f"let its key{on_line(key)} hold all that the values depend on"
+    return f"keep one for each size{part}"
+
+
+def _sizes(batch: Batch) -> str:
+    return "sizes " + ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
 
 
 def _created(subject: Subject, moved: list[str], late: Sequence[str]) -> Finding:

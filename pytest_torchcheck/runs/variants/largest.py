@@ -89,13 +89,34 @@ def exchanged(subject: Subject) -> Iterator[Batch]:
             n: spans[n].low if sizes[n] > spans[n].low else sizes[n] + 1 for n in free if n in spans
         }
         wanted += [{n: size} for n, size in other.items() if size <= spans[n].high][:_ALONE]
-    for changed in filter(None, wanted):
-        with contextlib.suppress(SubjectError, ValueError):
-            new = {**sizes, **changed}
-            batch = subject.source.at(subject.seed, **new)
-            batch = subject.source.of_inputs.at(subject.seed, **new) if batch is None else batch
-            if batch is not None:
-                yield subject.place(batch)
+    made = (_at(subject, {**sizes, **changed}) for changed in filter(None, wanted))
+    yield from (batch for batch in made if batch is not None)
+
+
+def crossed(subject: Subject) -> Iterator[tuple[Batch, Batch]]:
+    """Yield pairs of batches, where two sizes are equal in the base batch: unlike ones, and they changed places.
+
+    What is kept by one of two sizes alone shows where the one is what the other was.
+    """
+    sizes, spans = subject.batch().sizes, subject.source.symbols
+    free = [n for n in sizes if n != subject.source.batch_symbol and n in spans]
+    for one, two in itertools.combinations(free, 2):
+        if sizes[one] != sizes[two]:
+            continue
+        less = sizes[two] - 1 if sizes[two] > max(spans[one].low, spans[two].low) else None
+        if less is not None:
+            pair = [_at(subject, {**sizes, name: less}) for name in (one, two)]
+            if pair[0] is not None and pair[1] is not None:
+                yield pair[0], pair[1]
+
+
+def _at(subject: Subject, sizes: dict[str, int]) -> Batch | None:
+    """Return a batch of some sizes, perhaps without targets; None where there is none."""
+    with contextlib.suppress(SubjectError, ValueError):
+        batch = subject.source.at(subject.seed, **sizes)
+        batch = subject.source.of_inputs.at(subject.seed, **sizes) if batch is None else batch
+        return None if batch is None else subject.place(batch)
+    return None
 
 
 def sizes_of(batch: Batch) -> str:

@@ -127,3 +127,35 @@ def test_a_key_that_leaves_out_what_the_values_depend_on_is_told_at_its_line(who
     for found in report.failing:
         assert found.code == "eval-remembers"
         assert found.location.text.endswith("# the key")
+
+
+class Continued(nn.Module):
+    """Tells how far after a text something stands; places are kept by length, and maybe by where they begin."""
+
+    def __init__(self, *, whole: bool) -> None:
+        super().__init__()
+        self.whole, self.kept = whole, {}
+        self.mix = nn.Linear(4, 4)
+
+    def places(self, length: int, first: int) -> torch.Tensor:
+        key = (length, first if self.whole else 0)  # the key
+        if key not in self.kept:
+            self.kept[key] = torch.arange(first, first + length)[:, None] / 10
+        return self.kept[key]
+
+    def forward(self, text: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+        middle = self.places(text.shape[1], 0).mean()
+        after = (self.places(rest.shape[1], text.shape[1]) - middle).to(rest)
+        return self.mix(rest + after) + text.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_sizes_that_are_equal_in_the_base_batch_are_exchanged_at_others(whole: bool) -> None:
+    report = Contract(
+        model=lambda: Continued(whole=whole), inputs=("B P 4", "B R 4"),
+        sizes={"B": 3, "P": (1, 9), "R": (1, 9)}, batch=((torch.randn(3, 6, 4), torch.randn(3, 6, 4)), None),
+    ).check(["batch-sizes"])  # fmt: skip
+    assert report.ok is whole, str(report)
+    for found in report.failing:
+        assert found.code == "eval-remembers"
+        assert found.location.text.endswith("# the key")
