@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from ...probes.loss.slopes import Lost
     from ...subject import Subject
 
-flat_term = Late("runs.losses.flat:flat_term")
+untaught_term = Late("runs.losses.flat:untaught_term")
 """It records runs; few losses are sums."""
 
 _SURE = 250.0
 """A difference of logits at which the smaller probability is 0 in float32, and its logarithm is
 -250."""
-_TERMS = 8
+_TERMS = 16
 """Terms that are looked at one by one; a loss of more is a sum over layers or positions."""
 _OF_ITS_KIND: Final = "no input of another kind (probabilities, logits, logarithms, rates) was seen"
 _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_softmax")
@@ -52,8 +52,8 @@ _LOGITS = ("F.cross_entropy", "F.log_softmax", "torch.log_softmax", "Tensor.log_
 def loss_sound(subject: Subject) -> Iterator[Finding]:
     """Look at the loss tensor itself, and for entries of an output that it leaves out behind a NaN.
 
-    A term of it whose gradient cancels out must not be the same number at other weights, and no result that
-    the loss computes may be dropped.
+    The gradient of a term of it may be zero where a bound holds it, but must not cancel out, whether the term is the
+    same number at other weights or follows them; and no result that the loss computes may be dropped.
     """
     trains = any(p.requires_grad for p in subject.model.parameters())
     seen = evidence(subject)
@@ -67,8 +67,8 @@ def loss_sound(subject: Subject) -> Iterator[Finding]:
         yield explain.dead_term(subject, seen.dead[0])
     elif seen.focal:
         yield explain.focal_mean(seen.focal[0])
-    elif trains and 1 < seen.terms <= _TERMS and (flat := flat_term(subject)) is not None:
-        yield explain.flat_term(flat)
+    elif trains and 1 < seen.terms <= _TERMS and (term := untaught_term(subject)) is not None:
+        yield explain.untaught_term(term)
     elif seen.loses and (dropped := lost_in_loss(subject)):
         yield unread_result(subject, dropped[0], loss=True)
     elif seen.undefined and (lost := _lost_entries(subject)) is not None:

@@ -11,6 +11,7 @@ from ...explanation import Reason, counted, on_line
 from ...findings import Culprit, Finding
 from ...record.tracing import find_line, line_of
 from ...runs.again import forward_and_loss
+from ...runs.losses.cancelled import CancelledTerm
 from ...text.wording import have, names_text
 from ...verdicts import violated
 from ..gradient.cuts import CAUSES, fix_of, last_stop
@@ -46,7 +47,40 @@ def idle_term(subject: Subject, term: IdleTerm) -> Finding:
     )
 
 
-def flat_term(found: FlatTerm) -> Finding:
+def untaught_term(found: FlatTerm | CancelledTerm) -> Finding:
+    """Explain a term of the declared loss whose gradient cancels out."""
+    return _cancelled(found) if isinstance(found, CancelledTerm) else _flat(found)
+
+
+def _cancelled(found: CancelledTerm) -> Finding:
+    """Explain a term that follows the weights and trains nothing."""
+    parts, line = found.parts, on_line(found.parts.location)
+    name, (one, two) = parts.name.rpartition(".")[2], found.values
+    value = "a parameter" if found.meets is None else f"the result of {found.meets}"
+    value += "" if found.meets is None else on_line(found.meets.location)
+    made = [found.made] if found.made is not None else []
+    return violated(
+        "term-cancels",
+        f"a term of the loss trains nothing: its gradient cancels out in {name}{line}",
+        culprits=[
+            Culprit("tensor", _bound(parts), "passes opposite gradients on", parts.location),
+            *(
+                Culprit("call", op.name.rpartition(".")[2], "computes the term", op.location)
+                for op in made
+            ),
+        ],
+        location=parts.location,
+        observed=f"the term is {one:.4g} at weights near these, and {two:.4g} at others; its gradient is 0 at both "
+        "for all parameters",
+        cause=f"{name}{line} depends on one value in two ways, whose gradients are equal and opposite",
+        because=f"the gradients that leave {name}{line} are not zero, and those that arrive at {value} add up to zero "
+        "(in float64)",
+        fix=f"detach the operand{line} that should be a constant, such as the result of a straight-through estimator, "
+        "or leave the term out",
+    )
+
+
+def _flat(found: FlatTerm) -> Finding:
     """Explain a term that is the same number at all weights, though it is computed from the outputs."""
     made, flattened = found.made.op, found.flattened.op
     name, line = flattened.name.rpartition(".")[2], on_line(flattened.location)

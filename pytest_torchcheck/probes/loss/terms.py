@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -16,11 +18,11 @@ from ..recorded.watch import Op, tensors_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import torch
     from torch.autograd.graph import Node
 
 _JOINING: Final = ("AddBackward0", "SubBackward0", "RsubBackward1")
 _REDUCING: Final = ("MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1")
+_GATHERED: Final = ("StackBackward0", "CatBackward0")
 _FACTORS: Final = ("mul", "__mul__", "__rmul__", "div", "__truediv__", "neg", "__neg__")
 _SCALING: Final = ("MulBackward0", "DivBackward0", "NegBackward0", "ToCopyBackward0")
 
@@ -194,17 +196,48 @@ class Terms:
 
 
 def summands(root: Node) -> Iterator[tuple[Node, bool]]:
-    """Iterate over a root and what it is a sum of, through factors, with whether that is a sum itself."""
+    """Iterate over a root and what it is a sum of, through factors, with whether that is a sum itself.
+
+    The sum or the mean of numbers that are stacked is one of them.
+    """
     stack, seen = [root], {root}
     while stack:
         node = stack.pop()
-        following = [n for n, _ in node.next_functions if n is not None]
-        joins = node.name() in _JOINING or (node.name() in _SCALING and len(following) == 1)
+        stacked = _stacked(node)
+        following = stacked or [n for n, _ in node.next_functions if n is not None]
+        scales = node.name() in _SCALING and len(following) == 1
+        joins = bool(stacked) or scales or node.name() in _JOINING
         if following and joins:
             new = [n for n in dict.fromkeys(following) if n not in seen]  # a sum may be read twice
             stack += new
             seen.update(new)
         yield node, bool(following) and joins
+
+
+def _stacked(node: Node) -> list[Node]:
+    """Return the numbers of which a node is the sum or the mean, through factors, where they are stacked."""
+    if node.name() not in _REDUCING:
+        return []
+    while node.name() in _REDUCING or node.name() in _SCALING:
+        following = [n for n, _ in node.next_functions if n is not None]
+        if len(following) != 1:
+            return []
+        (node,) = following
+    given = [(n, at) for n, at in node.next_functions if n is not None]
+    if node.name() not in _GATHERED or any(at or math.prod(_shape(n)) != 1 for n, at in given):
+        return []
+    return [n for n, _ in given]
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    """Return the shape of what a node gave first."""
+    return tuple(node._input_metadata[0].shape)
+
+
+def one_of(node: Node) -> Tensor:
+    """Return the gradient of one that a backward from a number starts with."""
+    made = node._input_metadata[0]
+    return torch.ones(tuple(made.shape), dtype=made.dtype, device=made.device)
 
 
 def _averaged(node: Node) -> list[Node]:

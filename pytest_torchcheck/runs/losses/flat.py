@@ -11,11 +11,12 @@ from torch.autograd.graph import GradientEdge
 from ...lean import dataclass
 from ...objects import trees
 from ...probes.gradient.resting import LARGER
-from ...probes.loss.terms import summands
+from ...probes.loss.terms import one_of, summands
 from ...probes.recorded.operations import Snapshot, Step, Trace, aligned, changed, record
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
 from ..variants.woken import jitter
+from .cancelled import CancelledTerm, cancelled_term
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -28,6 +29,7 @@ _SAME = 1e-5
 _SAMPLES = 3
 _LARGER = LARGER | {"amax", "amin"}
 _SUMS = ("add", "radd", "sub", "rsub")
+_REDUCTIONS = ("sum", "mean")
 _SCALES = ("mul", "rmul", "div", "truediv", "neg")
 
 
@@ -48,18 +50,19 @@ class FlatTerm:
     again: tuple[Step, ...] = ()
 
 
-def flat_term(subject: Subject) -> FlatTerm | None:
-    """Return a term of the declared loss whose gradient cancels out, and which other weights do not change.
+def untaught_term(subject: Subject) -> FlatTerm | CancelledTerm | None:
+    """Return a term of the declared loss whose gradient cancels out: one that other weights do not change, or do.
 
     What flattens it must reduce what it is given, or take several values whose changes cancel: a hinge, a maximum
-    or a clamp of one value may be at rest. Cost: 1 forward of a few samples and 1 backward for each term, and 2
+    or a clamp of one value may be at rest. Cost: 1 forward of a few samples and 1 backward for each term, and 2 to 4
     forwards more where one of them gives no gradient.
     """
     batch = subject.few(subject.batch(), _SAMPLES, aligned=True) or subject.batch()
     try:
         if not _cancels(subject, batch):
             return None
-        return _unmoved(*(_recorded(subject, batch, other=other) for other in (False, True)))
+        flat = _unmoved(*(_recorded(subject, batch, other=other) for other in (False, True)))
+        return flat or cancelled_term(subject, batch)
     except SubjectError:
         return None  # too few samples for it, or no loss at other weights
 
@@ -76,14 +79,13 @@ def _cancels(subject: Subject, batch: Batch) -> bool:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if len(terms) < 2 or not parameters:
             return False
-        one = torch.ones((), dtype=loss.dtype, device=loss.device)
         with subject.phase("backward", batch):
             sizes = [
                 _largest(
                     torch.autograd.grad(
                         [GradientEdge(node, 0)],
                         parameters,
-                        [one],
+                        [one_of(node)],
                         retain_graph=True,
                         allow_unused=True,
                     )
@@ -209,6 +211,16 @@ def _terms(trace: Trace) -> list[int]:
         name = "" if made is None else made.op.name.rpartition(".")[2].strip("_")
         if made is not None and (name in _SUMS or (name in _SCALES and len(made.operands) == 1)):
             stack += made.operands
+        elif made is not None and name in _REDUCTIONS and (given := _stacked(trace, made)):
+            stack += given
         else:
             found.append(place)
     return found
+
+
+def _stacked(trace: Trace, made: Step) -> tuple[int, ...]:
+    """Return the places of the numbers that a sum or a mean is given stacked."""
+    before = trace.makers.get(made.operands[0]) if len(made.operands) == 1 else None
+    stacks = before is not None and before.op.name.rpartition(".")[2] in ("stack", "cat")
+    given = before.operands if before is not None and stacks else ()
+    return given if all(math.prod(trace.values[p].shape) == 1 for p in given) else ()
