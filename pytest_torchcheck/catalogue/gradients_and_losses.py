@@ -234,13 +234,17 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
     *family(
-        "losses.targets",
+        "losses.edges",
         check(
             "edge-targets",
             ("The loss and its gradient are finite for single samples and for constant targets."),
             needs=("loss", "targets"),
             cost="1 F; up to 21 backward passes through the loss only",
         ),
+        axes="once",
+    ),
+    *family(
+        "losses.targets",
         check(
             "target-ownership",
             "The target of each sample affects the loss of that sample's output only.",

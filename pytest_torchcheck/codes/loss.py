@@ -62,6 +62,7 @@ deaf_gradient = One("diagnosis.loss.pairing:deaf_gradient", "gradient-without-ta
 caught = One("diagnosis.loss.suiting:caught", "targets-ignored")
 ignored = One("diagnosis.loss.targets:ignored", "targets-ignored", doubtful=True)
 not_finite = One("diagnosis.loss.targets:not_finite", "edge-targets-non-finite", doubtful=True)
+refuses_target = One("diagnosis.loss.edges:refuses_target", "edge-targets-raise")
 of_other_samples = One("diagnosis.loss.targets:of_other_samples", "target-of-another-sample")
 shared = One("diagnosis.loss.targets:shared", "samples-share-targets")
 unbounded = One("diagnosis.loss.bounds:unbounded", "loss-unbounded")
@@ -102,6 +103,12 @@ ENTAILS = (
         "target-alignment/*",
         "model",
         "an output paired with another sample is paired with another position as well",
+    ),
+    rule(
+        "edge-targets/edge-targets-raise",
+        "target-ownership/target-unread target-ownership/target-of-another-sample",
+        "line",
+        "labels that are taken for places choose samples by them, and leave out the others",
     ),
     rule(
         "loss-input/*",

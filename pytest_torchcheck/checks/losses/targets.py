@@ -15,13 +15,11 @@ from ...probes.loss.own import OwnLoss
 from ...probes.loss.places import deaf_gradient
 from ...probes.loss.pulls import (
     ROUNDING,
-    SAMPLES,
     Pulls,
     chosen_by_loss,
     interchangeable,
     is_unpaired,
     pulls_of,
-    two_groups,
 )
 from ...probes.loss.slopes import LossOfOutput, Slopes
 from ...runs.facts import forward_facts, output_for_loss
@@ -37,7 +35,7 @@ from .unread import ignores
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ...findings import Finding, Status
+    from ...findings import Finding
     from ...probes.loss.places import Deaf
     from ...subject import Subject
 
@@ -47,8 +45,6 @@ _FEW: Final = 3
 Of two, a label that is taken from two samples further on would be the sample's own.
 """
 _RELATES: Final = "the loss that the model computes relates samples with each other"
-_CLASSES: Final = 4
-"""How many classes are tried as the only one of a batch."""
 BY_SAMPLE: Final = (
     "NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "SoftMarginLoss",
 )  # fmt: skip
@@ -75,92 +71,6 @@ def base_slopes(subject: Subject, loss: LossOfOutput) -> Slopes | None:
         subject.cache["base-slopes"] = loss.slopes()
     found: Slopes | None = subject.cache["base-slopes"]
     return found
-
-
-def edge_targets(subject: Subject) -> Iterator[Finding]:
-    """Call the loss with one sample at a time, and with targets that are all of one class."""
-    loss = loss_of_output(subject)
-    if isinstance(loss, str):
-        yield not_applicable(loss)
-        return
-    base = base_slopes(subject, loss)
-    if base is None or not base.finite:
-        yield inconclusive("the loss of the whole batch already has no finite gradient")
-        return
-    tried = 0
-    for what, case, status in (*_alone(subject, loss), *_one_class(subject, loss)):
-        try:
-            found = case.slopes()
-        except SubjectError:
-            continue  # the loss refuses it: batch-sizes and label-range judge that
-        tried += 1
-        if found is not None and not found.finite:
-            status = "suspicious" if two_groups(loss, subject.contract.batch_dim or 0) else status
-            yield explain.not_finite(subject, what, case, found, status)
-            return
-    if tried:
-        yield passed(f"the loss and its gradient are finite in {tried} edge cases")
-    else:
-        yield not_applicable("neither samples nor classes of the targets can be distinguished")
-
-
-def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
-    """Yield each sample alone; a batch of one that is not declared only makes a loss suspicious."""
-    axis, symbol = subject.contract.batch_dim, subject.source.leading_symbol
-    size = 0 if axis is None or symbol is None else loss.samples(axis)
-    if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
-        return
-    if len(loss.axes_of(size)) > 1:
-        return  # a square batch: which axis holds the samples cannot be told
-    span = subject.source.symbols[symbol]
-    status: Status = "violated" if span.declared and span.low <= 1 else "suspicious"
-    ignored = _ignored(subject, loss)
-    axes = subject.source.axes(symbol)
-    labels = [
-        target.movedim(axes[path], 0).flatten(1) if target.dim() > 1 else target[:, None]
-        for path, target in loss.targets().items()
-        if path in axes and _is_whole(target)
-    ]
-    for sample in range(min(size, SAMPLES)):
-        if any(
-            all(int(v) < 0 or int(v) in ignored for v in row[sample].unique()) for row in labels
-        ):
-            continue  # nothing of it counts: torch's own mean over nothing is NaN
-        yield f"sample {sample} alone", loss.cut(torch.tensor([sample]), axis), status
-
-
-def _is_whole(target: torch.Tensor) -> bool:
-    return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
-
-
-def _ignored(subject: Subject, loss: LossOfOutput) -> set[int]:
-    """Return the labels that do not count: of the specs, and of the calls of torch's loss functions."""
-    specs = (subject.source.specs.get(path) for path in loss.targets())
-    declared = {spec.ignore_index for spec in specs if isinstance(spec, Labels)}
-    given = {call.options.get("ignore_index") for call in loss_calls(subject, loss)}
-    return {int(value) for value in declared | given if value is not None}
-
-
-def _one_class(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
-    """Yield batches whose targets are all of one class; of a spec any of these may be drawn."""
-    ignored = _ignored(subject, loss)
-    for path, target in loss.targets().items():
-        spec = subject.source.specs.get(path)
-        if target.is_floating_point() or target.is_complex() or not target.numel():
-            continue
-        declared = isinstance(spec, Labels) and loss.batch.origin != "real"
-        values = {int(v) for v in torch.unique(target).tolist()}
-        known = sorted(v for v in values if v >= 0 and v not in ignored)
-        if not declared and (target.dtype != torch.bool and known != [0, 1]):
-            continue  # numbers of an unknown meaning: lengths, indices
-        for value in dict.fromkeys(known[: _CLASSES - 1] + known[-1:]):
-            other = torch.full_like(target, value)
-            for mark in values - set(known):
-                other[target == mark] = mark
-            if not torch.equal(other, target):
-                batch = loss.with_targets(target, other)
-                status: Status = "violated" if declared else "suspicious"
-                yield f"{path} that are all {value}", loss.of(batch), status
 
 
 def target_ownership(subject: Subject) -> Iterator[Finding]:

@@ -1,0 +1,186 @@
+"""A loss at the edge: a single sample, and targets that are all of one class."""
+
+from __future__ import annotations
+
+import linecache
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ...codes import loss as explain
+from ...probes.loss.pulls import SAMPLES, two_groups
+from ...runs.losses.consumption import loss_calls
+from ...specs import Labels
+from ...subject.errors import SubjectError
+from ...verdicts import inconclusive, not_applicable, passed
+from .targets import base_slopes, loss_of_output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings import Finding, Status
+    from ...probes.loss.slopes import LossOfOutput
+    from ...subject import Subject
+
+_CLASSES: Final = 4
+"""How many classes are tried as the only one of a batch."""
+_VALUES: Final = 3
+"""How many values of a target are tried for which a sample stands further on in the batch."""
+_POINTERS: Final = 4
+"""Labels that reach a quarter of the samples may be places of these: they point elsewhere in a batch of one."""
+
+
+def edge_targets(subject: Subject) -> Iterator[Finding]:
+    """Call the loss with one sample at a time, and with targets that are all of one class.
+
+    Where a batch of one is declared, a loss that takes samples of one label must not raise for samples of another.
+    """
+    loss = loss_of_output(subject)
+    if isinstance(loss, str):
+        yield not_applicable(loss)
+        return
+    base = base_slopes(subject, loss)
+    if base is None or not base.finite:
+        yield inconclusive("the loss of the whole batch already has no finite gradient")
+        return
+    tried = 0
+    taken: list[LossOfOutput] = []
+    refused: list[LossOfOutput] = []
+    for what, case, status in (*_alone(subject, loss), *_one_class(subject, loss)):
+        single = case.outputs is not loss.outputs
+        try:
+            found = case.slopes()
+        except SubjectError:  # batch-sizes and label-range judge what it refuses in general
+            if single and status == "violated":
+                refused.append(case)
+            continue
+        tried += 1
+        if single:
+            taken.append(case)
+        if found is not None and not found.finite:
+            status = "suspicious" if two_groups(loss, subject.contract.batch_dim or 0) else status
+            yield explain.not_finite(subject, what, case, found, status)
+            return
+    if (path := _by_target(subject, loss, taken, refused)) is not None:
+        yield explain.refuses_target(subject, path, refused[0], taken[0])
+    elif tried:
+        yield passed(f"the loss and its gradient are finite in {tried} edge cases")
+    else:
+        yield not_applicable("neither samples nor classes of the targets can be distinguished")
+
+
+def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
+    """Yield each sample alone; a batch of one that is not declared only makes a loss suspicious."""
+    axis, symbol = subject.contract.batch_dim, subject.source.leading_symbol
+    size = 0 if axis is None or symbol is None else loss.samples(axis)
+    if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
+        return
+    if len(loss.axes_of(size)) > 1:
+        return  # a square batch: which axis holds the samples cannot be told
+    span = subject.source.symbols[symbol]
+    status: Status = "violated" if span.declared and span.low <= 1 else "suspicious"
+    ignored = _ignored(subject, loss)
+    axes = subject.source.axes(symbol)
+    labels = [
+        target.movedim(axes[path], 0).flatten(1) if target.dim() > 1 else target[:, None]
+        for path, target in loss.targets().items()
+        if path in axes and _is_whole(target)
+    ]
+    for sample in dict.fromkeys((*range(min(size, SAMPLES)), *_further(labels))):
+        if any(
+            all(int(v) < 0 or int(v) in ignored for v in row[sample].unique()) for row in labels
+        ):
+            continue  # nothing of it counts: torch's own mean over nothing is NaN
+        yield f"sample {sample} alone", loss.cut(torch.tensor([sample]), axis), status
+
+
+def _further(labels: list[torch.Tensor]) -> Iterator[int]:
+    """Yield samples beyond those that are tried, of labels that none of these has."""
+    for rows in labels:
+        seen = {tuple(row) for row in rows[:SAMPLES].tolist()} if rows.shape[1] == 1 else set()
+        for place, row in enumerate(rows.tolist() if seen else ()):
+            if tuple(row) not in seen and len(seen) < _VALUES:
+                seen.add(tuple(row))
+                yield place
+
+
+def _by_target(
+    subject: Subject, loss: LossOfOutput, taken: list[LossOfOutput], refused: list[LossOfOutput]
+) -> str | None:
+    """Return the target by which the loss takes one sample and raises for another: exchanged, they change their parts.
+
+    None where the user's code rejects it by a ``raise`` of its own, or where the target may point to other samples.
+    """
+    axes = subject.source.axes(subject.source.leading_symbol or "")
+    if not (taken and refused) or not loss.targets().keys() <= axes.keys():
+        return None
+    no, yes = refused[0], taken[0]
+    if _rejects(no):
+        return None
+    size = loss.samples(subject.contract.batch_dim or 0)
+    for path, target in loss.targets().items():
+        few = max(2, size // _POINTERS)
+        if not _is_whole(target) or not target.numel() or size <= few or int(target.max()) >= few:
+            continue
+        bad, good = no.targets()[path], yes.targets()[path]
+        if bad.shape != good.shape or torch.equal(bad, good):
+            continue
+        if _raises(yes.of(yes.with_targets(good, bad))) and not _raises(
+            no.of(no.with_targets(bad, good))
+        ):
+            return path
+    return None
+
+
+def _raises(case: LossOfOutput) -> bool:
+    try:
+        case.slopes()
+    except SubjectError:
+        return True
+    return False
+
+
+def _rejects(case: LossOfOutput) -> bool:
+    """Say whether a loss raises by a ``raise`` or an ``assert``, its own or that of a library: it means to."""
+    try:
+        case.slopes()
+    except SubjectError as error:
+        frames = list(walk_tb(error.error.__traceback__))
+        lines = [linecache.getline(frame.f_code.co_filename, line) for frame, line in frames[-1:]]
+        return any(line.lstrip().startswith(("raise ", "assert ")) for line in lines)
+    return False
+
+
+def _is_whole(target: torch.Tensor) -> bool:
+    return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
+
+
+def _ignored(subject: Subject, loss: LossOfOutput) -> set[int]:
+    """Return the labels that do not count: of the specs, and of the calls of torch's loss functions."""
+    specs = (subject.source.specs.get(path) for path in loss.targets())
+    declared = {spec.ignore_index for spec in specs if isinstance(spec, Labels)}
+    given = {call.options.get("ignore_index") for call in loss_calls(subject, loss)}
+    return {int(value) for value in declared | given if value is not None}
+
+
+def _one_class(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
+    """Yield batches whose targets are all of one class; of a spec any of these may be drawn."""
+    ignored = _ignored(subject, loss)
+    for path, target in loss.targets().items():
+        spec = subject.source.specs.get(path)
+        if target.is_floating_point() or target.is_complex() or not target.numel():
+            continue
+        declared = isinstance(spec, Labels) and loss.batch.origin != "real"
+        values = {int(v) for v in torch.unique(target).tolist()}
+        known = sorted(v for v in values if v >= 0 and v not in ignored)
+        if not declared and (target.dtype != torch.bool and known != [0, 1]):
+            continue  # numbers of an unknown meaning: lengths, indices
+        for value in dict.fromkeys(known[: _CLASSES - 1] + known[-1:]):
+            other = torch.full_like(target, value)
+            for mark in values - set(known):
+                other[target == mark] = mark
+            if not torch.equal(other, target):
+                batch = loss.with_targets(target, other)
+                status: Status = "violated" if declared else "suspicious"
+                yield f"{path} that are all {value}", loss.of(batch), status
