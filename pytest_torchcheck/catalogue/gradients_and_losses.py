@@ -228,8 +228,8 @@ CHECKS: tuple[Check, ...] = (
             "log-determinants",
             "A log-determinant is that of the map beside which it is returned, and the loss falls with it.",
             needs=("loss",),
-            cost="nothing where no module names one; else 2 FB and two backwards for each element of a sample for "
-            "each module",
+            cost="nothing where no module names one; else 2 FB and 4 F of each map with a backward for each element "
+            "of a sample",
             axes="once",
         ),
     ),

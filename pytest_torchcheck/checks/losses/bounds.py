@@ -237,7 +237,8 @@ class Freeing:
 def log_determinants(subject: Subject) -> Iterator[Finding]:
     """Compare what modules return as log-determinants with those of their Jacobians, and ask how the loss takes them.
 
-    Such a module maps each sample to one of its size and gives a number beside it. One that is the negative of the
+    Such a module maps each sample to one of its size and gives a number beside it, in its forward or in a method such
+    as ``inverse``. One that is the negative of the
     log-determinant is right where the loss rises with it. Another one is wrong where further modules of the model
     return theirs, or where a whole number is all that it lacks; a constant that no weight changes is none.
     """
@@ -248,7 +249,8 @@ def log_determinants(subject: Subject) -> Iterator[Finding]:
     others = any(one.kind == "equal" and one.slope < 0 for one in seen)
     for one in seen:
         turned = {"opposite": one.slope < 0, "equal": one.slope > 0}.get(one.kind, False)
-        differs = one.kind == "other" and one.inner and (others or one.times > 0)
+        lacks = one.times > 0 or (others and one.handed)
+        differs = one.kind == "other" and one.inner and lacks
         if turned or differs or one.kind == "partial":
             yield explain.log_determinant(subject, one)
             return

@@ -65,6 +65,7 @@ def _given(subject: Subject, found: Volume) -> Location | None:
         if at := next(filter(None, (sources.search(one, over) for one in own)), None):
             return at
     codes = [one.__code__ for one in own if any(map(NAMED.search, one.__code__.co_varnames))]
+    codes.sort(key=lambda code: code.co_name == found.method)
     with subject.pristine(train=True, seeded=True) as model:
         run = partial(subject.call, model, subject.batch().clone())
         lines = [
@@ -74,4 +75,4 @@ def _given(subject: Subject, found: Volume) -> Location | None:
             if NAMED.search(name)
         ]
     given = [line for line in lines if line is not None]
-    return given[-1] if given else sources.search(kind.forward, NAMED.pattern)
+    return given[-1] if given else sources.search(getattr(kind, found.method), NAMED.pattern)

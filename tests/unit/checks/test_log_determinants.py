@@ -99,6 +99,71 @@ class Penalised(nn.Module):
         return made, 0.01 * (made**2).mean(1)
 
 
+class Pixels(nn.Module):
+    """One matrix for the channels of every place, by a method beside ``forward``."""
+
+    def __init__(self, *, each: bool = True, share: float = 1.0) -> None:
+        super().__init__()
+        self.weight, self.each, self.share = nn.Parameter(torch.eye(4) + 0.1), each, share
+
+    def inverse(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_det = self.share * torch.linalg.slogdet(self.weight)[1]
+        log_det = log_det * (x[0, 0].numel() if self.each else 1) * x.new_ones(len(x))  # PIXELS
+        return F.conv2d(x, self.weight[:, :, None, None]), log_det
+
+
+class Residual(nn.Module):
+    """Adds what a helper returns beside the log-determinant of the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.3 * torch.eye(4) + 0.05)
+
+    def added(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = torch.eye(4) + self.weight
+        log_det = x[0, 0].numel() * torch.linalg.slogdet(whole)[1].expand(len(x))
+        return F.conv2d(x, self.weight[:, :, None, None]), log_det
+
+    def inverse(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        more, log_det = self.added(x)
+        return x + more, log_det
+
+
+class Estimated(Residual):
+    """Estimates the logarithm with random numbers."""
+
+    def inverse(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made, log_det = super().inverse(x)
+        return made, 0.5 * log_det * (1 + torch.randn_like(log_det))
+
+
+class Iterated(Residual):
+    """Finds the map by iterations whose graph is that of the last one alone."""
+
+    def inverse(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = x
+        with torch.no_grad():
+            for _ in range(40):
+                found = x - 0.5 * self.added(found)[0]
+        log_det = x[0, 0].numel() * torch.linalg.slogdet(torch.eye(4) + 0.5 * self.weight)[1]
+        return x - 0.5 * self.added(found)[0], -log_det.expand(len(x))
+
+
+class Called(nn.Module):
+    """Calls a method of each part; its own output is the density."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        log_q = x.new_zeros(len(x))
+        for part in self.parts:
+            x, log_det = part.inverse(x)
+            log_q = log_q + log_det
+        return log_q - 0.5 * (x**2).flatten(1).sum(1)
+
+
 def couplings(sign: float = 1.0) -> list[nn.Module]:
     return [Coupling(bool(place % 2), sign) for place in range(3)]
 
@@ -151,3 +216,35 @@ def test_a_classifier_is_not_asked() -> None:
     contract = Contract(model=nn.Linear(4, 3), batch=batch, loss=F.cross_entropy)
     (finding,) = contract.check(["log-determinants"]).findings
     assert finding.status == "not-applicable"
+
+
+IMAGES = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(1))
+
+
+def told_of_images(*parts: nn.Module) -> list[Finding]:
+    contract = Contract(
+        model=lambda: Called(*parts), batch=((IMAGES,), None), loss=lambda output, _: -output.mean()
+    )
+    return list(contract.check(["log-determinants"]).findings)
+
+
+@pytest.mark.parametrize(
+    ("part", "cause"),
+    [(Pixels(each=False), "lacks the factor 9"), (Pixels(share=0.7), "wrong or missing")],
+    ids=["once", "less"],
+)
+def test_methods_beside_forward(part: nn.Module, cause: str) -> None:
+    (finding,) = told_of_images(Pixels(), part, Pixels())
+    assert (finding.status, finding.code) == ("violated", "log-determinant")
+    assert cause in finding.cause
+    assert finding.location is not None
+    assert finding.location.text.endswith("# PIXELS")
+    assert finding.culprits[0].name == "parts.1"
+    assert "inverse" not in vars(part)  # what saw it is gone
+
+
+@pytest.mark.parametrize(
+    "part", [Pixels(), Residual(), Estimated(), Iterated()], ids=lambda part: type(part).__name__
+)
+def test_sound_methods_and_helpers(part: nn.Module) -> None:
+    assert [f.status for f in told_of_images(Pixels(), part, Pixels())] == ["passed"]
