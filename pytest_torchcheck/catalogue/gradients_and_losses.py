@@ -182,7 +182,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "label-shift",
             "A causal language model is trained on the next token, not on the current one "
-            "or the one after next, and a model that predicts a series does not read the value that it predicts.",
+            "or the one after next, a masked one on the tokens that are hidden from it, and a model that predicts a "
+            "series does not read the value that it predicts.",
             needs=("loss",),
             cost="1 F + a backward through the loss only, where labels are tokens of an input; "
             "2 F more where the next ones are learnt and no promise is made; 7 F where targets are later values of "

@@ -14,6 +14,7 @@ blank_declared = One("diagnosis.loss.labels:blank_declared", doubtful=True)
 own_answer = One("diagnosis.loss.labels:own_answer", "label-shift", doubtful=True)
 padding = One("diagnosis.loss.labels:padding", "padding-counted")
 shifted = One("diagnosis.loss.labels:shifted")
+visible = One("diagnosis.loss.masked:visible", "visible-labels")
 too_few_outputs = One("diagnosis.loss.labels:too_few_outputs", "label-classes")
 
 ENTAILS = (

@@ -15,6 +15,7 @@ from ...specs import Labels, Mask
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 from ..promised import find_input
+from .masked import exchanged, hides_others, left_out
 from .series import answer_seen, own_answer
 
 _CLEAR: Final = 0.95  # share of the positions from which on labels count as a copy of the ids
@@ -84,7 +85,8 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
     Without the promise ``Causal``, this is asked where labels are the tokens of an input at other
     positions, and only a pull beyond the next token is told: to repeat its tokens may be a model's task.
     Where each position is pulled to the next token, later tokens of that input must not change it. Where it
-    is pulled to a later value of a series, that value must not.
+    is pulled to a later value of a series, that value must not. A model some of whose tokens are replaced by a mask
+    must be trained on those: where all others count and none of these does, it learns to copy.
     """
     batch = subject.batch()
     promised = subject.promised("Causal")
@@ -104,9 +106,39 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
     if verdict is None or verdict.status != "passed":  # two samples mostly settle it
         some, gradients = ids, _pulls(subject, batch)
         verdict = _shift_of(subject, ids, gradients, bool(promised), names)
-    if verdict.status == "passed" and gradients and not promised and repeated is not None:
-        verdict = answer_seen(subject, ids, _trained_everywhere(gradients[1], some)) or verdict
+    if gradients and not promised and repeated is not None:
+        if verdict.status == "passed":
+            verdict = answer_seen(subject, ids, _trained_everywhere(gradients[1], some)) or verdict
+        elif verdict.status == "not-applicable":
+            verdict = _visible(subject, ids, gradients[1], names) or verdict
     yield verdict
+
+
+def _visible(
+    subject: Subject, ids: torch.Tensor, gradients: dict[str, torch.Tensor], names: tuple[str, str]
+) -> Finding | None:
+    """Return what is wrong where the tokens that a masked model is given count, and those that are hidden do not."""
+    found = {path: _pulled(trees.dense(grad), ids) for path, grad in gradients.items()}
+    trained = {path: wanted for path, wanted in found.items() if wanted is not None}
+    padding = _trailing(ids)
+    tokens = [left_out(ids, wanted, padding) for wanted in trained.values()]
+    token = tokens[0] if tokens else None
+    if token is None or None in tokens:
+        return None
+    path, wanted = next(iter(trained.items()))
+    changed = exchanged(ids, wanted[1])
+    other = subject.batch().map(lambda _, leaf: changed if leaf is ids else leaf)
+    made = [trees.floats(subject.forward(batch)).get(path) for batch in (subject.batch(), other)]
+    placed = [None if t is None else _by_position(trees.dense(t), ids) for t in made]
+    if placed[0] is None or placed[1] is None:
+        return None
+    if not bool((placed[0] != placed[1]).any(-1)[changed != ids].all()):
+        return None  # an output does not see the token at its own place
+    left, counts = ~wanted[1] & ~padding, wanted[1] & ~padding
+    hidden = (token, int((ids == token)[left].sum()))
+    if because := hides_others(subject, ids, wanted[1], left, token):
+        return explain.visible(subject, left, int(counts.sum()), hidden, names, because)
+    return None  # to copy all but separators may be meant
 
 
 def _few(
@@ -215,16 +247,20 @@ def _is_ids(tensor: torch.Tensor) -> bool:
 
 def _pulled(grad: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return for each position the token that the loss pulls it to, and where it pulls at all."""
-    if grad.dim() == 2 and grad.shape[0] == ids.numel() and grad.shape[1] > 2:
-        grad = grad.view(*ids.shape, -1)
-    if grad.dim() != 3:
+    placed = _by_position(grad, ids)
+    return None if placed is None else (placed.argmin(-1), placed.amin(-1) < 0)
+
+
+def _by_position(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor | None:
+    """Return values of classes for each token as ``[B, T, classes]``; None where they are others."""
+    if values.dim() == 2 and values.shape[0] == ids.numel() and values.shape[1] > 2:
+        values = values.view(*ids.shape, -1)
+    if values.dim() != 3:
         return None
-    if grad.shape[:2] != ids.shape:
-        if grad.shape[0] == ids.shape[0] and grad.shape[2] == ids.shape[1]:
-            grad = grad.transpose(1, 2)
-        else:
-            return None
-    return grad.argmin(-1), grad.amin(-1) < 0
+    if values.shape[:2] == ids.shape:
+        return values
+    turned = values.shape[0] == ids.shape[0] and values.shape[2] == ids.shape[1]
+    return values.transpose(1, 2) if turned else None
 
 
 def _agreement(implied: torch.Tensor, counts: torch.Tensor, ids: torch.Tensor, shift: int) -> float:

@@ -105,6 +105,39 @@ def target_lines(*things: Any) -> list[Location]:
     return found[:_MOST]
 
 
+def marking_lines(mark: int, *things: Any) -> list[tuple[str, Location]]:
+    """Return the lines that write a number to some elements of a tensor, with the tensor's name.
+
+    Args:
+        mark: The number, such as -100.
+        things: Models, losses, functions: objects or classes of the user's, whose files are read.
+    """
+    found: list[tuple[str, Location]] = []
+    for file in dict.fromkeys(_files(things)):
+        for node in ast.walk(sources.tree_of(file) or ast.Module([], [])):
+            name = _marked(node, mark)
+            if name and isinstance(node, ast.Assign | ast.Call):
+                found.append((name, sources.of_line(file, node.lineno)))
+    return found
+
+
+def _marked(node: ast.AST, mark: int) -> str:
+    """Return the name of the tensor of which a statement or a call writes a number to some elements, or empty."""
+    if isinstance(node, ast.Assign) and _is_number(node.value, mark):
+        return next((root_name(t) for t in node.targets if isinstance(t, ast.Subscript)), "")
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        fills = node.func.attr in ("masked_fill", "masked_fill_") and node.args
+        return root_name(node.func.value) if fills and _is_number(node.args[-1], mark) else ""
+    return ""
+
+
+def _is_number(node: ast.expr, number: int) -> bool:
+    try:
+        return bool(ast.literal_eval(node) == number)
+    except ValueError:
+        return False
+
+
 def _files(things: Iterable[Any]) -> Iterator[str]:
     for thing in things:
         if isinstance(thing, str):
