@@ -56,7 +56,10 @@ def hides_others(
     that count elsewhere. And a step that draws the masks anew gives the model other tokens there.
     """
     if (kept := int(torch.isin(ids[left], ids[counts].unique()).sum())) >= _KEPT:
-        return f"{kept} of those that do not count hold tokens that count elsewhere, as a masked model keeps or draws some"
+        return (
+            f"{kept} of those that do not count hold tokens that count elsewhere, as a masked model "
+            "keeps or draws some"
+        )
     drawn = 0 if subject.contract.train_step is None else _drawn_anew(subject, ids, token)
     return f"a training step gives the model {token} at {drawn} other positions" if drawn else ""
 

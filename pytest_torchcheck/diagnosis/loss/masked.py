@@ -47,7 +47,8 @@ def visible(
     line = line or (made[0].location if made else None)
     return violated(
         "visible-labels",
-        f"the labels that count are the tokens that the model sees, and none counts where a token is hidden (by {mask})",
+        "the labels that count are the tokens that the model sees, and none counts where a token is "
+        f"hidden (by {mask})",
         culprits=[
             *[Culprit("tensor", name, "is ignored where tokens are hidden", line)] * bool(name),
             Culprit("target", names[0], f"equals {names[1]} wherever it counts", line),
@@ -57,8 +58,8 @@ def visible(
         observed=f"at all of {counted} positions that count, the label is the token of {names[1]} there; of "
         f"{int(left.sum())} that do not, {times} hold {mask}, which never counts",
         cause="the labels of the hidden tokens are ignored in place of those of the visible ones",
-        because=f"{because}; the gradient of the loss favours the token that stands there, and the output at a position changes with it: "
-        "the model learns to copy",
+        because=f"{because}; the gradient of the loss favours the token that stands there, and the "
+        "output at a position changes with it: the model learns to copy",
         fix=f"negate the selection{on_line(line)}: ignore the labels of the tokens that the model is given",
     )
 
