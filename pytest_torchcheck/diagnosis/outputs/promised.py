@@ -19,6 +19,7 @@ from ...verdicts import suspicious, violated
 from ..crashes.place import Place
 from ..loss.bounds import initialisation_line
 from . import mask_lines, places
+from .branches import parting_line
 from .mask_lines import given_masks, not_hidden
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def padding(
             subject, extended, {length: refilled}, length=length + extra, side=promise.side
         )
     if place is None and not contents:
-        place = lengthening_line(
+        place = parting_line(subject, batch, extended) or lengthening_line(
             subject, batch, extended, length=length, extra=extra, side=promise.side, real=real
         )
     row = None if contents else _filled_row(subject, promise, [batch, extended], output, gap)

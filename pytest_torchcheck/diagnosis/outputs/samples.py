@@ -14,6 +14,7 @@ from ...runs.unrounded import apart_by_rounding
 from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated
 from . import places
+from .branches import parting_line
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -47,7 +48,7 @@ def mixed(
 ) -> Finding:
     """Explain an output that changes when only other samples change."""
     size = batch.sizes[subject.source.batch_symbol or ""]
-    place = places.mixing_line(subject)
+    place = parting_line(subject, batch, other) or places.mixing_line(subject)
     path, gap = max(gaps.items(), key=lambda item: item[1])
     first = torch.zeros(1, dtype=torch.int64)
     if only_batch_statistics(subject, batch, other, rows, first, first):
@@ -137,7 +138,7 @@ def placed(
 ) -> Finding:
     """Explain an output that depends on the place of its sample in the batch."""
     path, gap = max(gaps.items(), key=lambda item: item[1])
-    place = places.mixing_line(subject)
+    place = parting_line(subject, batch, turned) or places.mixing_line(subject)
     if place is None or not place.cause:
         place = places.place_dependence(subject, batch, turned, order=order)
     count = torch.arange(len(order))
