@@ -31,7 +31,7 @@ CHECKS: tuple[Check, ...] = (
             "batch-independence",
             "A sample's output does not depend on other samples or on its position in the batch.",
             cost="3 F of four samples and 1 F of two in eval mode; 2 more in float64 only where bits "
-            "differ; as many again where weights start at zero",
+            "differ; as many again where weights start at zero; 3 F of graphs that an index tells apart",
         ),
     ),
     *family(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ..batches.groups import groups_in, moved, shortened
 from ..batches.rows import choose_rows
 from ..codes import behaviour as explain
 from ..objects import trees
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..batches import Batch
+    from ..batches.groups import Groups
     from ..findings import Finding
     from ..subject import Subject
 
@@ -44,6 +46,9 @@ ROUNDING = 3e-4
 ROUNDED = 1e-5
 """Difference in float32 between kernels for other sizes: 1.4e-6 was measured (CHECKS E2), more in
 deep models."""
+
+_SLIGHT = 1e-5
+"""Relative influence of other groups below which it may be a tolerance."""
 
 _FEW = 4  # samples that are mixed with each other and put in another order
 
@@ -71,7 +76,7 @@ def independence(subject: Subject) -> Iterator[Finding]:
     """Do what :func:`batch_independence` does, at the weights as they are."""
     subject.batch()  # where it cannot be made, that is what is told
     if subject.contract.batch_dim is None or subject.source.batch_symbol is None:
-        yield not_applicable("the inputs have no batch dimension")
+        yield from _groups(subject)
         return
     if is_quantized(subject.model):
         yield not_applicable("the activations of quantized modules share one scale over the batch")
@@ -120,6 +125,73 @@ def independence(subject: Subject) -> Iterator[Finding]:
         )
         return
     yield from _keeps_places(size, subject, batch, rows, known)
+
+
+def _groups(subject: Subject) -> Iterator[Finding]:
+    """Move the features of every second group, such as a graph's nodes, and look at the others; then shorten one.
+
+    That is for samples which an index of a real batch tells apart, where the inputs have no batch dimension.
+    """
+    batch = subject.batch()
+    groups = groups_in(batch) if batch.origin == "real" else None
+    rows = Rows(dims={}, others=()) if groups is None else _rows_of(outputs(subject), groups.count)
+    if groups is None or not rows.dims:
+        yield not_applicable("the inputs have no batch dimension")
+        return
+    reached = False
+    for first in (1, 0):
+        which = range(first, groups.count, 2)
+        of = torch.arange(1 - first, groups.count, 2)
+        if (other := moved(batch, groups, which)) is None:
+            continue
+        if leaks := _beyond_tolerance(compare(subject, batch, other, rows, of, of)):
+            yield _told(subject, groups, leaks)
+            return
+        own = torch.tensor(which)
+        made = gaps_between(outputs(subject), outputs(subject, other), rows, own, own)
+        reached = reached or any(made.values())
+    of = torch.arange(groups.count - 1)
+    fewer = shortened(batch, groups)
+    if fewer is not None and not forward_facts(subject).consumed:
+        with contextlib.suppress(SubjectError):  # numbers of entries that the model relies on
+            leaks = _beyond_tolerance(compare(subject, batch, fewer, rows, of, of))
+            if leaks and not draws_in_eval(subject):
+                yield _told(subject, groups, leaks, fewer)
+                return
+    if not reached:
+        yield inconclusive(f"other entries of a group of {groups.path} change none of its outputs")
+        return
+    yield passed(
+        f"{len(rows.dims)} outputs: a group of {groups.path} does not depend on the other "
+        f"{groups.count - 1}"
+    )
+
+
+def _rows_of(made: dict[str, torch.Tensor], count: int) -> Rows:
+    """Return the outputs that have one row for each group; one for each pair of groups compares them."""
+    return Rows(
+        dims={
+            path: 0
+            for path, t in made.items()
+            if t.dim() and t.is_floating_point() and "{" not in path and not t.is_nested
+            if t.shape[0] == count and count not in t.shape[1:]
+        },
+        others=(),
+    )  # fmt: skip
+
+
+def _beyond_tolerance(leaks: dict[str, float] | None) -> dict[str, float]:
+    """Leave out what a small constant beside a sum makes, as one that keeps a division by zero away does."""
+    return {path: gap for path, gap in (leaks or {}).items() if gap >= _SLIGHT}
+
+
+def _told(
+    subject: Subject, groups: Groups, leaks: dict[str, float], fewer: Batch | None = None
+) -> Finding:
+    """Report groups that depend on each other."""
+    if undetermined(subject):
+        return inconclusive(UNDETERMINED)
+    return explain.groups_mixed(subject, groups, leaks, fewer)
 
 
 def _some(subject: Subject) -> tuple[Batch, dict[str, torch.Tensor]]:
