@@ -20,6 +20,7 @@ from ..runs.liveness.backward_methods import uncalled_backwards
 from ..runs.liveness.idle_choices import idle_choice
 from ..runs.liveness.idle_rows import without_effect
 from ..runs.liveness.replaced import replaced
+from ..runs.liveness.sliced import unread_part
 from ..runs.liveness.unread import only_last, unread_results
 from ..runs.portability import portability
 from ..runs.training.observation import observe
@@ -214,6 +215,8 @@ def _idle_work(subject: Subject, *, lost: bool) -> Finding | None:
         return explain.replaced_sum(subject, sums)
     if not lost and (ends := only_last(subject)) is not None:
         return explain.only_last(subject, ends)
+    if (part := unread_part(subject)) is not None and not part.path:
+        return explain.unread_part(subject, part)
     for turns in observe(subject).signals.overwriting[:1]:
         return explain.overwriting(subject, turns)
     for choice in observe(subject).signals.idle_choices[:3]:

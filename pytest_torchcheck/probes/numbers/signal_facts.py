@@ -132,6 +132,7 @@ class Signals:
         averaging: Products of softmax weights with values.
         regrouped: Sums over groups of weights that sum to one over others.
         views: How many views of two dimensions or more were taken.
+        repeated: Shapes of tensors of which a part was sliced off again, while others were not.
         moved: Those of them that move a dimension.
         idle_choices: Choices by index among equal entries, which differ between samples.
         overwriting: Lines that write values with a graph over their own earlier ones, which nothing has read.
@@ -152,6 +153,7 @@ class Signals:
     averaging: list[Averaging] = field(default_factory=list)
     regrouped: list[Regrouped] = field(default_factory=list)
     views: int = 0
+    repeated: set[tuple[int, ...]] = field(default_factory=set)
     moved: list[Moved] = field(default_factory=list)
     idle_choices: list[IdleChoice] = field(default_factory=list)
     overwriting: list[Overwriting] = field(default_factory=list)

@@ -125,6 +125,7 @@ class SignalWatch(Watch):
         super().__exit__(kind, error, traceback)
         self.seen.unread = self._reads.unread()
         self.seen.views, self.seen.moved = self._views.seen, self._views.found
+        self.seen.repeated = self._views.slices.found()
         self.seen.idle_choices, self.seen.regrouped = self._choices.found, self._groups.found
         self.seen.overwriting, self.seen.of_inputs = self._overwrites.found()
         self.seen.wrapped, self.seen.merged = self._conversions.wrapped, self._conversions.merged

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...lean import dataclass
+from ..recorded.slices import SLICING, Slices
 from ..recorded.watch import readable
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Views:
 
     Attributes:
         seen: The number of views of two dimensions or more.
+        slices: The parts that were sliced off each tensor.
     """
 
     def __init__(self) -> None:
@@ -66,6 +68,7 @@ class Views:
         self._found: dict[int, tuple[weakref.ref[Tensor], Moved]] = {}
         self._kept: list[Moved] = []
         self._cut: dict[int, weakref.ref[Tensor]] = {}
+        self.slices = Slices()
 
     @property
     def found(self) -> list[Moved]:
@@ -84,6 +87,8 @@ class Views:
         given = args[0] if args else None
         if not isinstance(given, Tensor):
             return
+        if name in SLICING:
+            self.slices.called(name, args)
         if name in _SLICES:
             known = self._found.get(id(given))
             if known is not None and known[0]() is given:

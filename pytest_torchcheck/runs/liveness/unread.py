@@ -109,14 +109,14 @@ def only_last(subject: Subject) -> OnlyLast | None:
             index = (torch.arange(size) < size - 1).view(-1, *(1 for _ in tensor.shape[dim + 1 :]))
             but_last = torch.where(index.to(tensor.device), fresh, tensor)
             alone = torch.where(index.to(tensor.device), tensor, fresh)
-            if _moves(subject, few, path, alone, train=False) and not any(
-                _moves(subject, few, path, but_last, train=train) for train in (False, True)
+            if moves(subject, few, path, alone, train=False) and not any(
+                moves(subject, few, path, but_last, train=train) for train in (False, True)
             ):
                 return _told(places[0], path, dim, size, last[places[0]])
     return None
 
 
-def _moves(subject: Subject, batch: Batch, path: str, value: torch.Tensor, *, train: bool) -> bool:
+def moves(subject: Subject, batch: Batch, path: str, value: torch.Tensor, *, train: bool) -> bool:
     """Say whether another value of an input changes an output; so says a model that refuses it."""
     changed = batch.map(lambda where, leaf: value if where == path else leaf, targets=False)
     try:
