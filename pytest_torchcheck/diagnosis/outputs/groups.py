@@ -122,9 +122,9 @@ def _moves_all(base: Trace, other: Trace, of: torch.Tensor, count: int, allowed:
 
 def _meet_as_entries(trace: Trace, step: Step, groups: Groups) -> bool:
     """Say whether an operation reads entries, or values of their pairs, rather than one row for each group."""
-    shapes = [trace.values[place].shape for place in step.operands]
-    size = len(groups.index)
-    return any(size in shape for shape in shapes) or not any(groups.count in s for s in shapes)
+    shapes = [trace.values[place].shape for place in step.operands if place in trace.makers]
+    rows = [shape[:-1] or shape for shape in shapes]  # as many features may be as many entries
+    return any(len(groups.index) in r for r in rows) or not any(groups.count in r for r in rows)
 
 
 def _by_number(subject: Subject, groups: Groups, fewer: Batch) -> tuple[Place | None, bool]:
