@@ -10,8 +10,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "input-influence",
             "Every input has an influence on the output.",
-            cost="1 F of two samples, and 1 F for each input; 1 FB, shared; up to 4 FB with a random projection "
-            "and 1 F for each input only in doubt, 8 F where one line slices an input into parts that overlap",
+            cost="1 F of two samples, and 1 F for each input; up to 4 FB with a random projection "
+            "and 1 F for each input only in doubt",
         ),
         check(
             "checkpointing",

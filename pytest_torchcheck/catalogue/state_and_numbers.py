@@ -48,7 +48,7 @@ CHECKS: tuple[Check, ...] = (
             "dead-modules",
             "Every module takes part in training, and every result of the forward is read.",
             cost="1 FB, shared; 2 F more where a module did not run or a result is not read, 5 of two samples where "
-            "a line has results of which only the last is read",
+            "a line has results of which only the last is read, 1 where a part of a tensor is sliced off again",
         ),
         check(
             "weighted-means",

@@ -12,7 +12,6 @@ from ..objects import trees
 from ..objects.kinds import here
 from ..probes.gradient.recompute_divergence import watch_checkpointing
 from ..runs.facts import forward_facts, outputs
-from ..runs.liveness.sliced import unread_part
 from ..runs.looks import REDRAWS
 from ..runs.training.observation import observe
 from ..state import seed_everything
@@ -31,10 +30,7 @@ _CLOSE = 1e-5  # relative: the order of summation differs between a kept and a r
 
 
 def input_influence(subject: Subject) -> Iterator[Finding]:
-    """Change every input; look at the gradient of a random projection of the outputs to what changes nothing.
-
-    Where a line slices an input into parts that would fill it, and takes one of them again, the rest must have one too.
-    """
+    """Change every input; look at the gradient of a random projection of the outputs to what changes nothing."""
     batch = subject.batch()
     inputs = {
         path: leaf
@@ -82,8 +78,6 @@ def input_influence(subject: Subject) -> Iterator[Finding]:
             "is not declared",
             code="no-domain",
         )
-    elif (part := unread_part(subject)) is not None and part.path:
-        yield explain.unread_part(subject, part)
     else:
         yield passed(f"{len(inputs)} of {len(inputs)} inputs have an influence on the output")
 

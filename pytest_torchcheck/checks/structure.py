@@ -157,7 +157,8 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
     """Find modules that never run, results that nothing reads, and outputs of layers that are used only in part.
 
     Where a line runs once for each position of an input and only its last result is read, the other positions
-    must still influence the output. What a loop begins at zero it must add to, not replace.
+    must still influence the output. What a loop begins at zero it must add to, not replace. Parts that a line slices
+    off a tensor, as long as all of it together, are all of it.
     A backward that a module defines is never called.
     """
     subject.require_values()
@@ -215,7 +216,7 @@ def _idle_work(subject: Subject, *, lost: bool) -> Finding | None:
         return explain.replaced_sum(subject, sums)
     if not lost and (ends := only_last(subject)) is not None:
         return explain.only_last(subject, ends)
-    if (part := unread_part(subject)) is not None and not part.path:
+    if (part := unread_part(subject)) is not None:
         return explain.unread_part(subject, part)
     for turns in observe(subject).signals.overwriting[:1]:
         return explain.overwriting(subject, turns)

@@ -48,7 +48,6 @@ unseeded_generators = One(
 flags = Each("diagnosis.gradient.module_flags:flags", "requires-grad-of-module")
 
 ignored = One("diagnosis.outputs.influence:ignored", "input-ignored")
-unread_part = One("diagnosis.outputs.influence:unread_part", "input-ignored")
 recomputed = One("diagnosis.outputs.influence:recomputed", "checkpoint-differs")
 
 computes_narrow = Explainer[bool]("diagnosis.outputs.places:computes_narrow")

@@ -35,7 +35,7 @@ overwriting = One("diagnosis.lines.replaced:overwriting", "result-unread")
 replaced_sum = One("diagnosis.lines.replaced:replaced_sum", "result-unread")
 only_last = One("diagnosis.lines.unread_results:only_last", "result-unread")
 unread_result = One("diagnosis.lines.unread_results:result", "result-unread")
-unread_part = One("diagnosis.outputs.influence:unread_part", "features-unread")
+unread_part = One("diagnosis.lines.sliced:unread_part", "features-unread")
 unread_rows = One("diagnosis.lines.unread_results:rows", "features-unread", doubtful=True)
 
 ENTAILS = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...probes.gradient.provenance import GraphCut, ZeroGradient
-    from ...runs.liveness.sliced import UnreadPart
     from ...subject import Subject
 
 
@@ -148,38 +146,6 @@ def _lost(subject: Subject, path: str) -> GraphCut | ZeroGradient | None:
     if found is None or found.location is None or found.kind == "never-used":
         return None
     return found if sources.rank(found.location.file) == 2 else None
-
-
-def unread_part(subject: Subject, part: UnreadPart) -> Finding:
-    """Explain entries of an input, or of a value, that nothing reads, since a line takes others of them again."""
-    sliced, place = part.sliced, part.sliced.location
-    dim, size = sliced.spans[0][0], sliced.shape[sliced.spans[0][0]]
-    ranges = [f"{start}:{stop}" for start, stop in sliced.unread]
-    name = by_forward(subject, part.path) if part.path else part.value
-    what = f"entries {names_text(ranges)} of dimension {dim} of {name}"
-    starts = Counter(start for _, start, _ in sliced.spans)
-    start, times = starts.most_common(1)[0]
-    begins = part.start or "the start of the slice"
-    return violated(
-        "input-ignored" if part.path else "features-unread",
-        f"{what} have no influence on the output",
-        culprits=[
-            Culprit("call", part.text, f"begins at {start} {times} times", place),
-            Culprit(
-                "input" if part.path else "tensor",
-                name,
-                f"nothing reads {names_text(ranges)} ({part.path or part.text})",
-                place,
-            ),
-        ],
-        location=place,
-        observed=f"{part.text} takes {names_text([f'{a}:{b}' for _, a, b in sliced.spans])}, "
-        f"{size} entries in all, as many as dimension {dim} has",
-        cause=f"{begins} is {start} in {times} of {len(sliced.spans)} turns: it does not move on by the length of "
-        "each part",
-        because="other values there leave every output bit-equal in either mode, and no other operation reads them",
-        fix=f"advance {begins} by the length of the part in each turn",
-    )
 
 
 def recomputed(

@@ -98,7 +98,7 @@ class Slices:
         spans.setdefault(span[0], []).append(span)
 
     def found(self) -> set[Shape]:
-        """Return the shapes of tensors of which a part was taken again, while others were not, by so many parts as fill it."""
+        """Return the shapes of tensors of which a part was taken again and another never, by parts that would fill it."""
         return {
             shape
             for shape, dims in self._every
@@ -180,7 +180,7 @@ class SliceWatch(Watch):
                 read.parts.append((span, frame, frame.f_lasti))
 
     def found(self) -> Iterator[Sliced]:
-        """Iterate over the expressions whose parts would fill a dimension side by side, and do not; let go of the run."""
+        """Iterate over expressions whose parts would fill a dimension side by side and do not; let go of the run."""
         reads, self._every = self._every, []
         for read in reads:
             if read.whole or len({span[0] for span, *_ in read.parts}) != 1:

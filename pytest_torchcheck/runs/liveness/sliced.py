@@ -1,4 +1,4 @@
-"""Parts of an input, or of a value of the forward, without influence, because a line takes others of its parts again."""
+"""Parts of an input or a value without influence, because a line takes others of its parts again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ...lean import dataclass
 from ...objects import trees
 from ...probes.recorded.slices import Moving, SliceWatch
 from ...subject.errors import SubjectError
-from ...subject.remembered import remembered
 from ..facts import outputs
 from ..training.observation import observe
 from .unread import moves
@@ -43,21 +42,16 @@ class UnreadPart:
     value: str
 
 
-@remembered("unread-part")
 def unread_part(subject: Subject) -> UnreadPart | None:
     """Return entries without influence, where a line slices an input or a value into parts that would fill it.
 
     Parts that lie side by side are as long as all of the dimension. Where two of them begin at one place, others
     are left out. An input of which a part is left out on purpose is not sliced into such parts.
 
-    Cost: nothing where the shared observation saw no such parts; else a forward, and six more where one line
-        takes them.
+    Cost: nothing where the shared observation saw no part that was sliced off again; else a forward, and up to seven
+        more where one expression takes parts that would fill a dimension.
     """
-    try:
-        shapes = observe(subject).signals.repeated
-    except SubjectError:  # which backward reports
-        return None
-    if not shapes:
+    if not (shapes := observe(subject).signals.repeated):
         return None
     leaves = {p: t for p, t in subject.batch().input_leaves() if isinstance(t, torch.Tensor)}
     for sliced in _sliced(subject, shapes):
