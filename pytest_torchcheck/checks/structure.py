@@ -157,8 +157,8 @@ def dead_modules(subject: Subject) -> Iterator[Finding]:
     """Find modules that never run, results that nothing reads, and outputs of layers that are used only in part.
 
     Where a line runs once for each position of an input and only its last result is read, the other positions
-    must still influence the output. What a loop begins at zero it must add to, not replace. Parts that a line slices
-    off a tensor, as long as all of it together, are all of it.
+    must still influence the output. What a loop begins at zero it must add to, not replace. Where a line slices
+    a tensor into parts that are as long as it together, none of it may be left out.
     A backward that a module defines is never called.
     """
     subject.require_values()

@@ -98,7 +98,7 @@ class Slices:
         spans.setdefault(span[0], []).append(span)
 
     def found(self) -> set[Shape]:
-        """Return the shapes of tensors of which a part was taken again and another never, by parts that would fill it."""
+        """Return the shapes of tensors that the parts taken of them would fill, of which one was taken again, one never."""
         return {
             shape
             for shape, dims in self._every

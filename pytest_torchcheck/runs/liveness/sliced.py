@@ -136,7 +136,7 @@ def _without_influence(subject: Subject, path: str, sliced: Sliced) -> bool:
 def _without_effect(subject: Subject, sliced: Sliced) -> bool:
     """Say whether the same holds where the entries are moved in the forward, just before they are first read."""
 
-    def moves(*, left: bool, train: bool) -> bool:
+    def differs(*, left: bool, train: bool) -> bool:
         before = outputs(subject, train=train)
         batch = subject.batch().clone()
         with subject.pristine(train=train, seeded=True) as model, torch.no_grad():
@@ -145,8 +145,8 @@ def _without_effect(subject: Subject, sliced: Sliced) -> bool:
             return any(p not in made or not trees.same(t, made[p]) for p, t in before.items())
 
     try:
-        return moves(left=False, train=False) and not any(
-            moves(left=True, train=train) for train in (False, True)
+        return differs(left=False, train=False) and not any(
+            differs(left=True, train=train) for train in (False, True)
         )
     except SubjectError:
         return False
