@@ -98,7 +98,7 @@ class Slices:
         spans.setdefault(span[0], []).append(span)
 
     def found(self) -> set[Shape]:
-        """Return the shapes of tensors that the parts taken of them would fill, of which one was taken again, one never."""
+        """Return the shapes of tensors that their parts would fill, of which one was taken again, and another never."""
         return {
             shape
             for shape, dims in self._every
