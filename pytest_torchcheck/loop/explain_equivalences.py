@@ -200,6 +200,8 @@ def not_resumed(found: Resumption, *, torchs: bool = False, pending: bool = Fals
     if found.left and not found.missing:
         return _gradients_left(found, pending)
     missing = found.missing
+    if found.carries:  # what modules beside the model keep decides alone, or the rest does too
+        missing = tuple(one for one in missing if bool(one.beside) == found.fills)
     names = [one.path for one in missing]
     place = next((one.location for one in missing if one.location is not None), None)
     # what only the next training step depends on (a carried hidden state) may be meant to start anew,
@@ -212,7 +214,8 @@ def not_resumed(found: Resumption, *, torchs: bool = False, pending: bool = Fals
         and all(n.startswith("optimizer") for n in names)
         and (place is None or (torchs and not any(n.startswith(p) for n in names for p in saved)))
     )
-    make = suspicious if found.rounding or restarts or hung else violated
+    # a loss may fill its memory bank anew, which costs the first steps after the checkpoint something
+    make = suspicious if found.rounding or restarts or hung or found.fills else violated
     return make(
         "resume-differs",
         "a run resumed from its checkpoint differs: "
@@ -233,6 +236,8 @@ def not_resumed(found: Resumption, *, torchs: bool = False, pending: bool = Fals
         else "the uninterrupted run repeats bit for bit, but the resumed one does not",
         fix="let the state_dict of each of them hold all that its next step needs" if not names
         else f"make {names[0]} a buffer, or save it in get_extra_state" if names[0].startswith("model.")
+        else f"make {names[0]} a buffer of {missing[0].beside}, or save it in get_extra_state, "
+        "where the next steps must not start without it" if found.fills
         else f"return {names[0]} from state_dict(); what belongs to a parameter p is saved in state[p]",
         evidence={"parameters": list(found.differing[:32]), "missing": names},
     )  # fmt: skip

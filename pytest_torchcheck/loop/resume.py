@@ -37,7 +37,7 @@ from .checkpoints import (
     strangers_of,
 )
 from .closures import ClosureState
-from .unsaved import Carried, Missing, give, plain_values, take, unsaved
+from .unsaved import Carried, Missing, give, plain_values, shared, taken, unsaved
 
 if TYPE_CHECKING:
     from ..subject import Subject
@@ -62,6 +62,8 @@ class Resumption:
         evaluates: Whether the restored model evaluates a batch as the saved one did.
         carries: Whether the resumed run is the uninterrupted one once it is given ``missing`` too, but for
             what may be meant to start anew.
+        fills: Whether it is that once it is given what modules beside the model keep alone, such as the
+            memory bank of a loss.
         left: Whether it is that once it is given the gradients that the last step before the checkpoint left.
         closures: What the step's functions keep of their own, which no state_dict holds.
         decides: Whether the resumed run is the uninterrupted one once that is put back too.
@@ -79,6 +81,7 @@ class Resumption:
     repeatable: bool
     evaluates: bool
     carries: bool
+    fills: bool
     left: bool
     closures: tuple[str, ...]
     decides: bool
@@ -161,22 +164,23 @@ def measure(subject: Subject) -> Resumption:
     differing = {name: _distance(run.values[name], resumed[name]) for name in run.values}
     wrong = tuple(name for name, distance in differing.items() if distance > 0.0)
     rounding = all(differing[name] <= _last_bits(run.values[name]) for name in wrong)
-    repeatable, decides, carries, left = True, False, False, False
+    repeatable, decides, carries, fills, left = True, False, False, False, False
     if wrong and run.closures:
-        with contextlib.suppress(
-            SubjectError
-        ):  # what is put back may be of the first run's objects
+        with contextlib.suppress(SubjectError):  # it may be of the first run's objects
             _, whole, _ = _resume(subject, run, closures=True)
-            decides = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
+            decides = _alike(run.values, whole)
     if wrong and not decides:
         again = _through(subject).values
-        repeatable = all(_distance(run.values[name], again[name]) == 0.0 for name in again)
+        repeatable = _alike(run.values, again)
     if wrong and repeatable and any(run.carried.values()):
-        _, whole, _ = _resume(subject, run, carry=True)
-        carries = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
-    if wrong and repeatable and not decides and not carries and (kept := _gradients_left(subject)):
-        _, whole, _ = _resume(subject, run, gradients=kept)
-        left = all(_distance(run.values[name], whole[name]) == 0.0 for name in whole)
+        _, whole, _ = _resume(subject, run, carried=run.carried)
+        carries = _alike(run.values, whole)
+    if carries and (beside := {m.beside for m in run.missing} - {""}):
+        banks = {name: run.carried[name] for name in beside}
+        fills = _alike(run.values, _resume(subject, run, carried=banks)[1])
+    if wrong and repeatable and not decides and not carries and (grads := _gradients_left(subject)):
+        _, whole, _ = _resume(subject, run, gradients=grads)
+        left = _alike(run.values, whole)
     return Resumption(
         steps=STEPS,
         further=run.further,
@@ -187,6 +191,7 @@ def measure(subject: Subject) -> Resumption:
         repeatable=repeatable,
         evaluates=_alike(evaluated, run.evaluated),
         carries=carries,
+        fills=fills,
         left=left,
         closures=closures,
         decides=decides,
@@ -201,7 +206,7 @@ def _resume(
     run: _Through,
     *,
     closures: bool = False,
-    carry: bool = False,
+    carried: dict[str, Carried] | None = None,
     gradients: dict[str, torch.Tensor] | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], tuple[str, ...]]:
     """Go on from the checkpoint in the middle of a run.
@@ -210,7 +215,7 @@ def _resume(
         subject: Whose run.
         run: The uninterrupted one.
         closures: Whether to put back as well what the step's functions keep and no state_dict holds.
-        carry: Whether to carry over as well what the saved objects keep and their states do not hold.
+        carried: What to carry over as well of what the saved objects keep and their states do not hold.
         gradients: Those of the parameters, by name, to carry over as well.
 
     Returns:
@@ -237,8 +242,9 @@ def _resume(
             for saved, name in pairs.items():
                 _load(live[name], run.states[saved])
         unloaded = tuple(name for name in run.states if name != "model" and name not in pairs)
-        for name, carried in run.carried.items() if carry else ():
-            give({"model": model, **live}.get(pairs.get(name, name)), carried)
+        things = {"model": model, **live}
+        for name, values in (carried or {}).items():
+            give(things.get(pairs.get(name, name)), values, shared(things))
         for name, parameter in model.named_parameters() if gradients else ():
             parameter.grad = (gradients or {}).get(name)
         _run(subject, model, made, STEPS, run.further)
@@ -307,7 +313,7 @@ def _through(subject: Subject) -> _Through:
                     missing += unsaved(name, thing, inner[name], kept)
             with kept_module(model):
                 evaluated = _evaluate(subject, model)
-            carried = _carried({"model": model, **pieces, **savable}, missing)
+            carried = taken({"model": model, **pieces, **savable}, missing)
             further = LATER if any(carried.values()) else STEPS
             _run(subject, model, made, STEPS, further)
             return _Through(
@@ -324,15 +330,6 @@ def _through(subject: Subject) -> _Through:
             )
         finally:
             closures.restore()
-
-
-def _carried(things: dict[str, Any], missing: tuple[Missing, ...]) -> dict[str, Carried]:
-    model = things["model"]
-    shared = (*model.modules(), *model.parameters(), *model.buffers(), *things.values())
-    try:
-        return {name: take(thing, missing, shared) for name, thing in things.items()}
-    except Exception:  # objects of the user's that refuse a copy: what they decide is left open
-        return {}
 
 
 def _gradients_left(subject: Subject) -> dict[str, torch.Tensor]:

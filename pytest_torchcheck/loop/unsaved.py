@@ -24,11 +24,14 @@ class Missing:
         path: ``model.ema``, ``optimizer.moments``.
         location: The line that makes it.
         held: Where it is.
+        beside: The module beside the model that holds it, as the step calls it, such as a loss with a
+            memory bank; empty where none does.
     """
 
     path: str
     location: Location | None
     held: Held
+    beside: str = ""
 
     @property
     def restarts(self) -> bool:
@@ -66,7 +69,10 @@ def unsaved(name: str, thing: Any, before: Plain, saved: set[str]) -> tuple[Miss
         if name != "model" and path.startswith(("state", "param_groups", "base_lrs", "optimizer")):
             continue
         if before.get(path, (None, None))[0] != value and not isinstance(held.value, nn.Parameter):
-            found.append(Missing(path=f"{name}.{path}", location=held.location, held=held))
+            beside = name if name != "model" and isinstance(thing, nn.Module) else ""
+            found.append(
+                Missing(path=f"{name}.{path}", location=held.location, held=held, beside=beside)
+            )
     return tuple(found)
 
 
@@ -74,17 +80,28 @@ Carried = list[tuple[str, str, Any]]
 """Of each object by its path: an attribute, and a copy of its value."""
 
 
-def take(thing: Any, missing: tuple[Missing, ...], shared: tuple[Any, ...]) -> Carried:
-    """Copy the attributes that hold what is missing, but for what may be meant to start anew.
+def taken(things: dict[str, Any], missing: tuple[Missing, ...]) -> dict[str, Carried]:
+    """Copy, by the name of a thing, the attributes that hold what is missing; nothing where one refuses a copy.
+
+    What may be meant to start anew is left out.
 
     Args:
-        thing: The model, or what has a state of its own.
-        missing: What may belong to it.
-        shared: Objects that the copies refer to as they are: the model, its tensors.
-
-    Raises:
-        Exception: Something cannot be copied.
+        things: The model, and what has a state of its own.
+        missing: What may belong to them.
     """
+    try:
+        return {name: _take(thing, missing, shared(things)) for name, thing in things.items()}
+    except Exception:  # an object of the user's: what it decides is left open
+        return {}
+
+
+def shared(things: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what copies refer to as it is: the things, the modules and tensors of the model."""
+    model = things["model"]
+    return (*model.modules(), *model.parameters(), *model.buffers(), *things.values())
+
+
+def _take(thing: Any, missing: tuple[Missing, ...], shared: tuple[Any, ...]) -> Carried:
     wanted = {(id(m.held.owner), m.held.attribute) for m in missing if not m.restarts}
     memo = {id(one): one for one in shared}
     return [
@@ -95,9 +112,10 @@ def take(thing: Any, missing: tuple[Missing, ...], shared: tuple[Any, ...]) -> C
     ]
 
 
-def give(thing: Any, carried: Carried) -> None:
-    """Give the counterpart of an object what :func:`take` copied."""
+def give(thing: Any, carried: Carried, shared: tuple[Any, ...]) -> None:
+    """Give the counterpart of an object what :func:`taken` copied, copied once more: a run writes to it."""
     owners = {owner.path: owner.value for owner in Contents(thing).objects}
+    memo = {id(one): one for one in shared}
     for path, name, value in carried:
         if path in owners:
-            vars(owners[path])[name] = value
+            vars(owners[path])[name] = copy.deepcopy(value, memo)
