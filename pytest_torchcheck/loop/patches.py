@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from .. import compiler
 
@@ -30,6 +33,7 @@ def listening(
         [torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]],
         tuple[tuple[Any, ...], dict[str, Any]] | None,
     ],
+    after_step: Callable[..., None] | None = None,
     before_forward: Callable[[torch.nn.Module], None] | None = None,
     after_forward: Callable[[torch.nn.Module, Any], None] | None = None,
 ) -> Iterator[None]:
@@ -42,6 +46,7 @@ def listening(
             handler is left alone.
         before_step: Called before every optimizer's step, whichever class it is of; returns other
             arguments or None.
+        after_step: Called after it with the optimizer and the arguments.
         before_forward: Called before every module's forward.
         after_forward: Called after it with its output, also when it raised.
     """
@@ -57,6 +62,8 @@ def listening(
             wrap(stack, torch, "_foreach_copy_", handlers["copy"])
             wrap(stack, torch.Tensor, "copy_", handlers["copy"])
         stack.callback(register_optimizer_step_pre_hook(before_step).remove)
+        if after_step is not None:
+            stack.callback(register_optimizer_step_post_hook(after_step).remove)
         if before_forward is not None:
             before = before_forward
             stack.callback(

@@ -138,6 +138,7 @@ class _Recorder(GradientCalls):
                 "copy": self._copy,
             },
             before_step=self._before_step,
+            after_step=self._after_step,
             before_forward=self._before_forward,
             after_forward=self._after_forward,
         )
@@ -188,7 +189,7 @@ class _Recorder(GradientCalls):
         self.events.append(
             OptimizerStep(
                 **(common or self.common("optimizer-step", optimizer, "step", "optimizer")),
-                rates=tuple(float(group.get("lr", math.nan)) for group in optimizer.param_groups),
+                rates=_rates(optimizer),
                 norm=self.ledger.norm(self.parameters(optimizer)),
                 empty=all(account.is_empty for account in accounts),
                 fresh=tuple(sorted(fresh)),
@@ -205,6 +206,18 @@ class _Recorder(GradientCalls):
             account.cleared = None
             if not closure or is_torchs(optimizer):  # else what it calls is looked at
                 account.passed = None
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Note the rates that an optimizer's step has set itself, without a scheduler."""
+        for place in range(len(self.events) - 1, -1, -1):
+            event = self.events[place]
+            if event.kind == "scheduler-step":
+                return
+            if isinstance(event, OptimizerStep) and event.owner == id(optimizer):
+                rates = _rates(optimizer)
+                if rates != event.rates and not any(map(math.isnan, rates)):
+                    self.events[place] = replace(event, set_rates=rates)
+                return
 
     def _scheduler_step(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scheduler = args[0]
@@ -303,6 +316,10 @@ class _Recorder(GradientCalls):
         if event.grad:
             self.follow_graph(output)
         self.events.append(replace(event, statistics=moved))
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
+    return tuple(float(group.get("lr", math.nan)) for group in optimizer.param_groups)
 
 
 def _evaluates_once(optimizer: torch.optim.Optimizer) -> bool:

@@ -102,7 +102,8 @@ class OptimizerStep(Event):
     """An optimizer's step.
 
     Attributes:
-        rates: Learning rate of every group.
+        rates: Learning rate of every group, as the step begins.
+        set_rates: The same as it ends, where it sets one itself: which of them it uses is its own affair.
         norm: Total norm of its parameters' gradients.
         empty: Whether every gradient was None or zero.
         fresh: Places in :attr:`Trace.events` of the backward passes that its gradients hold and that no
@@ -123,6 +124,7 @@ class OptimizerStep(Event):
     cleared: int | None
     scaled: bool
     closure: bool
+    set_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,11 @@ class Accumulates(Promise):
 
 @dataclass(frozen=True, slots=True)
 class Schedule(Promise):
-    """The learning rate meant for each step: a function of the step from 0, or a sequence."""
+    """The learning rate meant for each step: a function of the step from 0, or a sequence.
+
+    It is the rate that the optimizer has when its step begins; of one that sets the rate within its step, it may
+    also be the one when the step ends.
+    """
 
     lr: Callable[[int], float] | Iterable[float]
 

@@ -15,7 +15,7 @@ from ...loop.traces.copied_onto_itself import copying_findings
 from ...loop.traces.modes import mode_findings
 from ...loop.traces.opposed_losses import opposed_findings, two_point_findings
 from ...loop.traces.protocol import protocol_findings
-from ...loop.traces.rate_relations import meant_rates, moving_groups, of_groups
+from ...loop.traces.rate_relations import as_used, meant_rates, moving_groups, of_groups
 from ...loop.traces.rates import (
     first_rates,
     idle_schedulers,
@@ -283,6 +283,7 @@ def schedule(subject: Subject) -> Iterator[Finding]:
         trace = record(subject, steps=MOST_STEPS if callable(lr) else min(len(lr), 4 * MOST_STEPS))
         if trace.error is not None and trace.steps == 0:
             raise trace.error
+        trace = as_used(trace, lr)
         rates = first_rates(trace)
         if not rates:
             yield inconclusive(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..trace import OptimizerStep
 from .wording import at
 
 if TYPE_CHECKING:
@@ -23,6 +25,32 @@ FIRST_STAYS = "parameter group 0 keeps its learning rate"
 OTHER_BASE = (
     "every rate is off by the same factor: the base rate or the scale of the schedule is wrong"
 )
+
+
+def as_used(trace: Trace, lr: Callable[[int], float] | Sequence[float]) -> Trace:
+    """Return the trace with the rates that each step ends with, where these are nearer to those meant.
+
+    A step that sets its own rate may use the one from before or the new one. The trace is returned as it is
+    where no step of the first optimizer sets one, and where at least as many of the rates before are as meant
+    and one is.
+    """
+    steps = trace.optimizer_steps()
+    steps = [e for e in steps if e.owner == steps[0].owner and e.rates]
+    if not any(e.set_rates for e in steps):
+        return trace
+    meant = meant_rates(lr, len(steps))
+    scale = max((abs(rate) for rate in meant), default=1.0)
+    before, after = (
+        sum(close(rates[0], b, scale) for rates, b in zip(read, meant, strict=False))
+        for read in ([e.rates for e in steps], [e.set_rates or e.rates for e in steps])
+    )
+    if before and before >= after:
+        return trace
+    events = (
+        replace(e, rates=e.set_rates) if isinstance(e, OptimizerStep) and e.set_rates else e
+        for e in trace.events
+    )
+    return replace(trace, events=tuple(events))
 
 
 def moving_groups(trace: Trace) -> list[tuple[int, float, float]]:

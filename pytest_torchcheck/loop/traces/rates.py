@@ -121,7 +121,8 @@ def schedule_finding(
     step = trace.optimizer_steps()[0]
     constant = len(set(expected)) == 1
     cause, because, fix = relation(meant, rates, stepped, trace, constant=constant)
-    setting = last_setting(subject, wrong[0])
+    sets = step.set_rates == step.rates  # what the step ends with is what counts
+    setting = last_setting(subject, wrong[0] + sets)
     if setting is not None and not stepped and wrong[0] and len(set(rates)) == 1:
         setting = None  # it is right at first, and then nothing changes it
     by_hand = setting is not None and not setting.loads
@@ -140,7 +141,7 @@ def schedule_finding(
             because += f"; in one step {at(place)} runs {often.times} times"
             if place != setting.location:
                 because += f", and {at(setting.location)} sets them each time"
-            fix = f"run {at(place)} once per optimizer step, after it"
+            fix = f"run {at(place)} once per optimizer step" + ("" if sets else ", after it")
         if setting.loads:
             cause = (
                 f"load_state_dict replaces the learning rate {setting.before:g} by the saved "
