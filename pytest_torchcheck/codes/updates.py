@@ -14,6 +14,7 @@ weights_of_loss = One(
 no_match = One("diagnosis.training.optimizers:no_match", "no-match")
 of_other_weights = One("diagnosis.training.untaught:of_other_weights")
 forgets = One("diagnosis.training.untaught:forgets", "momentum-lost")
+gradient_kept = One("diagnosis.training.untaught:gradient_kept", "gradient-in-state", doubtful=True)
 frozen_by_train = One("diagnosis.training.drift:frozen_by_train", "frozen-by-train")
 stops = One("diagnosis.training.drift:stops", "weight-stops")
 standstill = One("diagnosis.training.standstill:standstill", "weight-static", doubtful=True)
@@ -72,6 +73,12 @@ ENTAILS = (
         "weights-update/*",
         "within",
         "parameters that the optimizer does not hold do not change",
+    ),
+    rule(
+        "weights-update/gradient-in-state",
+        "resume/*",
+        "model",
+        "a loaded state is a copy, which the next backward pass does not write to",
     ),
     rule(
         "weights-update/*",

@@ -53,6 +53,23 @@ def aliases(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> di
     }
 
 
+def gradient_aliases(
+    model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
+) -> dict[str, tuple[dict[Any, Any], Any]]:
+    """Return the parameters of whose state an entry shares the memory of the gradient, with the state and the key."""
+    names = {id(p): n for n, p in model.named_parameters() if p.grad is not None and p.numel()}
+    found: dict[str, tuple[dict[Any, Any], Any]] = {}
+    for optimizer in optimizers if names else ():
+        for parameter, state in optimizer.state.items():
+            if id(parameter) not in names or not isinstance(state, dict):
+                continue
+            memory = None if parameter.grad is None else trees.storage_of(parameter.grad)
+            for key, held in state.items() if memory is not None else ():
+                if isinstance(held, torch.Tensor) and trees.storage_of(held) == memory:
+                    found[names[id(parameter)]] = (state, key)
+    return found
+
+
 def default_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """Return the checks' own optimizer: Adam at 1e-3, or SGD where gradients are sparse."""
     trainable = [p for p in model.parameters() if p.requires_grad]

@@ -21,6 +21,7 @@ from ...runs.omitted import read_where_given
 from ...runs.training.crossed import crossed
 from ...runs.training.enduring import decays_alone, fades, inputs_late, stops_training, unused_call
 from ...runs.training.forgetting import forgetting, returning, uncounted
+from ...runs.training.kept_gradients import kept_gradient
 from ...runs.training.otherwise import drifting, thawed_later, untaught, waiting
 from ...runs.training.stale_copies import (
     heeds_no_weights,
@@ -56,7 +57,8 @@ def weights_update(subject: Subject) -> Iterator[Finding]:
 
     With an optimizer of your own, or a step that assigns gradients, the update of a parameter must not depend on
     the sign of the gradients of others of its shape. If such an optimizer has a momentum, its step must depend on
-    earlier gradients; if it reads a number of steps, that must grow.
+    earlier gradients; if it reads a number of steps, that must grow. What it keeps of a gradient for its next step
+    must be a copy, where that gradient's memory is written to again.
     """
     trainable = {
         name: parameter
@@ -126,8 +128,10 @@ def _moved_amiss(subject: Subject, made: Trajectory) -> Finding | None:
         return explain.crossed(subject, mixed)
     if (forgets := forgetting(subject)) is not None:
         return explain.forgets(subject, forgets)
-    count = uncounted(subject)
-    return None if count is None else explain.uncounted(subject, *count)
+    if (count := uncounted(subject)) is not None:
+        return explain.uncounted(subject, *count)
+    kept = kept_gradient(subject)
+    return None if kept is None else explain.gradient_kept(subject, kept)
 
 
 def _excused(subject: Subject, still: list[str], made: Trajectory) -> set[str]:

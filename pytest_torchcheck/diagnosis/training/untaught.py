@@ -13,16 +13,20 @@ from ...findings import Culprit, Finding, Location
 from ...probes.gradient.frozen_in_step import frozen_in_step
 from ...probes.holding.holders import lines_run
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
-from ...record.tracing import line_of, returns
+from ...record.tracing import find_line, line_of, returns
 from ...subject.errors import SubjectError
-from ...text.wording import names_text
-from ...verdicts import violated
+from ...subject.gradients import clear_gradients
+from ...subject.optimizers import gradient_aliases, optimizers_of
+from ...text.wording import counted, names_text
+from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from ...runs.training.crossed import Crossed
     from ...runs.training.forgetting import Forgetting
+    from ...runs.training.kept_gradients import KeptGradient
     from ...subject import Subject
 
 
@@ -271,3 +275,47 @@ def uncounted(subject: Subject, optimizer: torch.optim.Optimizer, name: str) -> 
         fix=f"write it back, as self.state[p][{name!r}] += 1",
         evidence={"name": name},
     )
+
+
+def gradient_kept(subject: Subject, found: KeptGradient) -> Finding:
+    """Explain an entry of an optimizer's state that is the gradient itself, not a copy of it."""
+    name, key = next(iter(found.keys.items()))
+    place = _keeping_line(subject, name) or sources.of_object(found.optimizer.step)
+    return (violated if found.decides else suspicious)(
+        "gradient-in-state",
+        f"{key} in the state of {found.optimizer.__name__} is the memory of the gradient"
+        + (": the next backward pass overwrites it" if found.decides else ""),
+        culprits=[
+            Culprit("optimizer", key, "shares its memory with the gradient", place),
+            *(Culprit("parameter", each, f"its gradient is its {key}") for each in list(found.keys)[:3]),
+        ],
+        location=place,
+        observed=f"after a step, the state of {counted(len(found.keys), 'parameter')} and the gradient share "
+        "their memory, which they did not before it",
+        cause=f"{key} is assigned without a copy, and gradients keep their memory: zero_grad(set_to_none=False) "
+        "and backward write to it"
+        if found.decides
+        else f"{key} is assigned without a copy: it is right only as long as zero_grad frees each gradient "
+        "(set_to_none=True)",
+        because=f"with a copy of each {key} put in its place after the first step, the second one "
+        + ("leads to other weights" if found.decides else "leads to the same weights so far"),
+        fix=f"keep a copy{on_line(place)}: .clone()",
+        evidence={"parameters": list(found.keys)[:32], "key": key},
+    )  # fmt: skip
+
+
+def _keeping_line(subject: Subject, name: str) -> Location | None:
+    """Return the line of the first step after which a parameter's state holds its gradient."""
+    made: list[Any] = []
+
+    def keeps(_frame: FrameType, event: str, _line: int) -> bool:
+        return event != "call" and bool(made) and name in gradient_aliases(model, made)
+
+    def run() -> None:
+        optimizer = subject.make_optimizer(model)
+        made.extend(optimizers_of(optimizer))
+        clear_gradients(model)
+        subject.train_step(model, optimizer, subject.batch().clone())
+
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        return find_line(run, keeps)

@@ -25,6 +25,7 @@ from ...subject.optimizers import (
     Coverage,
     aliases,
     cover,
+    gradient_aliases,
     optimizers_of,
     schedulers_of,
     step_schedulers,
@@ -76,6 +77,7 @@ class Trajectory:
         one_line: Weights whose gradient lay along one line in every step, beside others.
         few: Whether the steps after the first took a few samples of the batch.
         aliases: Parameters whose own memory is an entry of an optimizer's state, with its key.
+        of_gradients: Parameters whose gradient's memory is an entry of an optimizer's state, with its key.
         left: What else the steps left behind.
     """
 
@@ -103,6 +105,7 @@ class Trajectory:
     one_line: frozenset[str] = frozenset()
     few: bool = False
     aliases: dict[str, str] = field(default_factory=dict)
+    of_gradients: dict[str, str] = field(default_factory=dict)
     left: Left = field(default_factory=Left)
 
     @property
@@ -357,6 +360,7 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
             if modes.get(name, module.training) != module.training
         )
         rebound, aliased = rebinding.left_behind(optimizers), aliases(model, optimizers)
+        kept_gradients = {n: str(k) for n, (_, k) in gradient_aliases(model, optimizers).items()}
         left = leaving.after(later) if error is None else Left()
         del made, optimizers, schedulers
     return Trajectory(
@@ -364,6 +368,7 @@ def _steps(subject: Subject, later: Batch, *, watched: bool = False) -> Trajecto
         seen=frozenset(seen), rates=tuple(rates), warmed=warmed, coverage=coverage, modes=changed,
         live_bytes=tuple(kept.live), hooks=tuple(hooks), rebound=rebound, carries=carries, end=None if warmed else end, end_after=last, resting=resting, left=left,
         first_output=first_output or None, reseeds=not all(seeds) if subject.kernel_exact and seeds else None, forgets=first_drop(states), one_line=lines.names, aliases=aliased,
+        of_gradients=kept_gradients,
     )  # fmt: skip
 
 
