@@ -185,7 +185,8 @@ def _last_seen(masks: Mapping[int, Tensor], dim: int | None) -> Tensor:
     last = torch.tensor(-1)
     for kept in sorted(masks):
         mask = masks[kept].cpu()
-        row = mask.any() if dim is None else mask.movedim(dim, 0).flatten(1).any(1)
+        others = [] if dim is None else [d for d in range(mask.ndim) if d != dim]
+        row = mask.any() if dim is None else mask.any(others) if others else mask
         last = torch.where(row, kept, last)
     return last
 
