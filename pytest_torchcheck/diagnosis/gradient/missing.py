@@ -148,11 +148,12 @@ def _not_read(
     """Say what loses a result that a line computes: cause, fix, and the line to change; add culprits."""
     more, mend, used = unused.bound(subject, location)
     culprits += used
-    got = unused.received(subject, op, location) if op is not None and not (more or used) else None
-    if got is not None and got.location is not None:
-        culprits.append(got)
-        fix = f"use it in an operation from line {got.location.line} on"
-        return f"; {got.name} {got.detail}", fix, got.location
+    got: list[Culprit] = []
+    if op is not None and not (more or used):
+        got, use = unused.received(subject, op, location)
+    if got and got[0].location is not None:
+        culprits += got
+        return f"; {got[0].name} {got[0].detail}", use, got[0].location
     if more or (entry := unused.entry_read(subject, location)) is None:
         return more, mend, location
     holder, line = entry

@@ -60,8 +60,11 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
     return cause, fix, _passed_by(subject, place, told)
 
 
-def received(subject: Subject, op: Op, place: Location) -> Culprit | None:
-    """Return the last module that is given a result which no operation reads, at the line there that names it."""
+def received(subject: Subject, op: Op, place: Location) -> tuple[list[Culprit], str]:
+    """Return the last module that is given a result which no operation reads, at the line there that names it, and a fix.
+
+    Where conditional expressions there name it and choose something else, the last of them comes first.
+    """
     made: dict[int, torch.Tensor] = {}
     ran: list[int] = []
     last: tuple[FrameType, str, nn.Module] | None = None
@@ -78,7 +81,7 @@ def received(subject: Subject, op: Op, place: Location) -> Culprit | None:
         nonlocal last
         owner = frame.f_locals.get("self")
         if event == "call" and isinstance(owner, nn.Module):
-            given = (n for n, v in frame.f_locals.items() if made and made.get(id(v)) is v)
+            given = (n for n, v in frame.f_locals.items() if id(v) in made and made[id(v)] is v)
             if (name := next(given, None)) is not None:
                 last = frame, name, owner
                 ran.clear()
@@ -89,14 +92,35 @@ def received(subject: Subject, op: Op, place: Location) -> Culprit | None:
     with subject.pristine() as model, Functions(around):
         find_line(forward_and_loss(subject), watcher)
     if last is None:
-        return None
+        return [], ""
     frame, name, owner = last
     code, paths = frame.f_code, {id(m): n for n, m in model.named_modules()}
-    reading = next((n for n in ran if _names(code.co_filename, n, name)), None)
-    path = paths.get(id(owner), type(owner).__name__)
-    at = sources.of_line(code.co_filename, reading or code.co_firstlineno, code.co_qualname)
+    reading = [n for n in dict.fromkeys(ran) if _names(code.co_filename, n, name)]
+    choices = (at for n in reading for at in _choosing(code.co_filename, n, name))
+    chosen = list(dict.fromkeys(choices))[-_MOST:]
+    lines = chosen[::-1] or [*reading, code.co_firstlineno][:1]
+    places = [sources.of_line(code.co_filename, n, code.co_qualname) for n in lines]
+    path = f"{paths.get(id(owner), type(owner).__name__)} ({type(owner).__name__})"
     detail = f"receives it as {name}, and no operation there reads it"
-    return Culprit("module", f"{path} ({type(owner).__name__})", detail, at)
+    fix = f"use it in an operation from line {lines[0]} on"
+    if chosen:
+        several = len(lines) > 1
+        listed = " and ".join(map(str, lines[::-1]))
+        detail += (
+            f": line{'s' * several} {listed} choose{'s' * (not several)} something else instead"
+        )
+        fix = f"let line {lines[0]} choose {name}, or drop the part that computes it"
+    beside = [Culprit("tensor", name, "is not chosen here", at) for at in places[1:]]
+    return [Culprit("module", path, detail, places[0]), *beside], fix
+
+
+def _choosing(file: str, line: int, name: str) -> list[int]:
+    """Return the lines of the conditional expressions in a statement of which one branch, not both, is a variable."""
+    found = sources.statement(file, line)
+    choices = (n for n in ast.walk(found) if isinstance(n, ast.IfExp)) if found else ()
+    return [
+        n.lineno for n in choices if (getattr(n.body, "id", ""), getattr(n.orelse, "id", "")).count(name) == 1
+    ]  # fmt: skip
 
 
 def _names(file: str, line: int, name: str) -> bool:

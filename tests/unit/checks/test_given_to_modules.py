@@ -62,6 +62,42 @@ def test_what_reads_its_notes_is_sound():
     assert not made.check(["gradients-exist"]).causes
 
 
+class Block(nn.Module):
+    """Two readers, of which the second one is meant to read the notes."""
+
+    crossed = False
+
+    def __init__(self, right):
+        super().__init__()
+        self.right = right
+        self.own, self.cross = Reader(False), Reader(False)
+
+    def forward(self, x, notes=None):
+        x = self.own(x, notes=notes if self.crossed else None)
+        if self.right:
+            return self.cross(x, notes=notes)
+        return self.cross(x, notes=notes if self.crossed else None)  # WRONG
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_expression_that_does_not_choose_what_is_given(right):
+    torch.manual_seed(0)
+    model = Captioner(False)
+    model.stack = Block(right)
+    batch = (torch.randn(4, 5, 6), torch.randint(0, 9, (4, 3))), torch.arange(4) % 3
+    report = Contract(model=model, batch=batch, loss=F.cross_entropy).check(["gradients-exist"])
+    if right:
+        assert not report.causes
+        return
+    (found,) = report.causes
+    assert found.location.text.endswith("# WRONG")
+    assert (
+        "stack (Block) receives it as notes, and no operation there reads it: lines" in found.cause
+    )
+    assert found.fix.startswith(f"let line {found.location.line} choose notes")
+    assert any("self.own(" in c.location.text for c in found.culprits if c.location is not None)
+
+
 @pytest.mark.parametrize("reshaped", [True, False])
 def test_scores_that_the_loss_only_reshapes_are_told_there(reshaped):
     def loss(scores, labels):
