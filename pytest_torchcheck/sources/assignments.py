@@ -53,8 +53,9 @@ _REGISTERING = _SETTING | {"register_buffer", "register_parameter", "register_mo
 def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]]:
     """Return the line that assigns each attribute in a class's methods, and in its body.
 
-    The first line counts; of a name that no ``__init__`` assigns as such, and that stands in one as
-    a text, the line that registers under a name from a variable.
+    The first line counts, in ``__init__`` the first that assigns something other than None; of a name that no
+    ``__init__`` assigns as such, and that stands in one as a text, the line that registers under a name from a
+    variable.
     """
     if (found_source := parsed(cls)) is None:
         return {}, {}
@@ -70,6 +71,8 @@ def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]
         known = _assigned(first, calls)
         looped = _registered_by_variable(first, calls)
         found |= {name: line for name, line in looped.items() if name not in known}
+        valued = _assigned(first, calls, none=False)
+        found |= {name: n for name, n in valued.items() if found[name] == known[name]}
     own = {
         target.id: node.lineno
         for node in reversed(body)
@@ -79,11 +82,22 @@ def _assignments(cls: type, plain: bool) -> tuple[dict[str, int], dict[str, int]
     return found, own
 
 
-def _assigned(tree: ast.AST, calls: frozenset[str]) -> dict[str, int]:
-    """Return the first line of a tree that assigns each attribute by its name, itself or by one of some calls."""
+def _assigned(tree: ast.AST, calls: frozenset[str], *, none: bool = True) -> dict[str, int]:
+    """Return the first line of a tree that assigns each attribute by its name, itself or by one of some calls.
+
+    Args:
+        tree: The tree.
+        calls: Names of the calls.
+        none: Whether to assign None counts.
+    """
     found: dict[str, int] = {}
     for node in ast.walk(tree):
-        names = [t.attr for t, _ in writes(node) if isinstance(t, ast.Attribute)]
+        names = [
+            target.attr
+            for target, value in writes(node)
+            if isinstance(target, ast.Attribute)
+            and (none or getattr(value, "value", value) is not None)
+        ]
         if isinstance(node, ast.Call) and called(node) in calls:
             names = [
                 a.value

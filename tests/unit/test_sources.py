@@ -136,6 +136,26 @@ def test_an_attribute_of_nowhere_has_no_line():
     assert sources.of_assignment(_Looped(), "missing") is None
 
 
+class _Opens:
+    def __init__(self, path):
+        self.path = path
+        self.file = self.rows = None
+        if path is not None:
+            self.file = open(path)  # noqa: SIM115
+
+    def load(self):
+        self.rows = []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("file", "open(path)"), ("rows", "= None"), ("path", "self.path = path")]
+)
+def test_an_attribute_is_not_made_where_its_constructor_says_that_it_is_not_there_yet(name, text):
+    place = sources.of_assignment(_Opens(None), name)
+    assert place is not None
+    assert text in place.text
+
+
 class _Either(torch.nn.Module):
     def __init__(self, *, registered):
         super().__init__()
