@@ -17,6 +17,7 @@ from ..gradient.heads import head_culprits, layer_of, widened
 from ..outputs.eval_lines import eval_run
 from ..outputs.places import finding_at, first_difference
 from .consumed import declared_loss_line
+from .shifts import shifting_lines
 from .target_origins import target_culprits
 
 if TYPE_CHECKING:
@@ -234,24 +235,30 @@ def shifted(
         if shift < 1
         else "shift once only: in the loss or in the targets"
     )
+    shifts = shifting_lines(subject, labels) if shift > 1 else []
+    if len(shifts) > 1:  # the last one may be that of a function which others call too
+        line = shifts[0]
+        fix = f"shift once only: leave it out on line {line.line}, or on line {shifts[-1].line}"
+    cause = f"logits and {name} are shifted twice"
+    if len(shifts) > 1:
+        cause += f", on lines {' and '.join(str(one.line) for one in shifts[:3])}"
     return violated(
         "label-shift",
         f"each position is trained to predict {what}, not the next token",
         culprits=[
             Culprit("target", name, f"shift {shift}", line),
-            *made,
+            *(Culprit("target", name, "shifted here again", one) for one in shifts[1:3]),
+            *(one for one in made if one.location not in shifts),
             Culprit("input", ids, f"its token t{shift:+d} is what position t learns"),
         ],
         observed=f"at {share:.0%} of the positions of {path} the gradient of the loss favours "
         f"{ids}[t{shift:+d}]",
-        cause=f"logits and {name} are not aligned"
-        if shift < 1
-        else f"logits and {name} are shifted twice",
+        cause=f"logits and {name} are not aligned" if shift < 1 else cause,
         because="the most negative gradient of each position's logits is at that token",
         fix=fix
         + (
             f"; the targets are created on line {made[0].location.line}"
-            if made and made[0].location and made[0].location != line
+            if made and made[0].location and made[0].location not in (line, *shifts)
             else ""
         ),
     )

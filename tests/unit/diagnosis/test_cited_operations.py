@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, promises
@@ -52,3 +53,55 @@ def test_a_slope_of_earlier_observations_is_causal():
         promises=(promises.Causal(),),
     )
     assert {f.status for f in contract.check(["causality"]).findings} == {"passed"}
+
+
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.rnn = nn.Embedding(12, 16), nn.GRU(16, 16, batch_first=True)
+        self.head = nn.Linear(16, 12)
+
+    def forward(self, ids):
+        return self.head(self.rnn(self.words(ids))[0])
+
+
+def next_token(logits, labels):
+    logits, labels = logits[:, :-1], labels[:, 1:]  # HELPER
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def shifted_before(logits, labels):
+    return next_token(logits[:, :-1], labels[:, 1:])  # OWN
+
+
+def shifted_in_a_copy(logits, labels):
+    return next_token(logits[:, :-1], labels.roll(-1, 1)[:, :-1])
+
+
+def shifted(loss):
+    ids = torch.randint(0, 12, (4, 9))
+    contract = Contract(
+        model=Language, batch=((ids,), ids.clone()), loss=loss, promises=(promises.Causal(),)
+    )
+    (found,) = contract.check(["label-shift"]).findings
+    return found
+
+
+def test_both_shifts_of_the_labels_are_cited():
+    found = shifted(shifted_before)
+    assert (found.status, found.code) == ("violated", "label-shift")
+    assert found.location.text.endswith("# OWN")
+    places = [c.location for c in found.culprits if c.location is not None]
+    helper = next(place for place in places if place.text.endswith("# HELPER"))
+    assert found.cause.endswith(f"on lines {found.location.line} and {helper.line}")
+    assert "created" not in found.fix
+
+
+def test_a_shift_that_copies_the_labels_is_not_followed():
+    found = shifted(shifted_in_a_copy)
+    assert (found.status, found.code) == ("violated", "label-shift")
+    assert found.cause == "logits and y are shifted twice"
+
+
+def test_labels_that_are_shifted_once_pass():
+    assert shifted(next_token).status == "passed"
