@@ -13,7 +13,8 @@ from ...findings import Culprit, Finding
 from ...objects import peek, trees
 from ...probes.holding.aliasing import find_alias
 from ...probes.holding.leaks import grad_line
-from ...probes.recorded.watch import Watch, name_of
+from ...probes.recorded.watch import Watch, name_of, version_of
+from ...record.tracing import find_line
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...text.units import format_bytes
@@ -23,6 +24,7 @@ from ..crashes.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import FrameType
 
     from ...findings import Location
     from ...probes.gradient.kept_graph import KeptGraph
@@ -38,23 +40,58 @@ def overwritten_input(subject: Subject, written: InPlace) -> Finding:
         subject.model.get_submodule(name) if name in dict(subject.model.named_modules()) else None
     )
     own = bool(name) and peek.attribute(layer, "inplace", False) is True
+    held = _written_with(subject, line)
     return violated(
         "block-input-overwritten",
         f"line {line.line} applies an activation in place to the input of its block, and what reads that input later "
         "gets the activated values",
         culprits=[
             Culprit("call", line.function, "overwrites what its block was given", line),
+            *(Culprit("tensor", one, "holds the activated values", line) for one in held[:3]),
             *([Culprit("module", name, "works in place", line)] if own else []),
         ],
         location=line,
         observed="with a copy of the input on this line, the output of the model is another one",
         cause="an activation in place writes to the tensor that the caller handed over: a skip connection from it, or "
         "the caller, reads the result of the activation instead",
-        because="nothing but this one call was given a copy, and the activation gave the same values",
+        because="nothing but this one call was given a copy, and the activation gave the same values"
+        + (
+            f"; after line {line.line} {names_text(held)} {have(held, 'holds')} them"
+            if held
+            else ""
+        ),
         fix=f"make {name} without inplace=True"
         if own
         else f"leave out inplace=True{on_line(line)}",
     )
+
+
+def _written_with(subject: Subject, place: Location) -> list[str]:
+    """Return the variables whose tensor a line writes to, without those that it assigns where there are others."""
+    versions: dict[FrameType, dict[str, tuple[int, int | None]]] = {}
+    found: list[str] = []
+
+    def watcher(frame: FrameType, event: str, line: int) -> bool:
+        if frame.f_code.co_filename != place.file:
+            return False
+        now = {
+            name: (id(value), version_of(value))
+            for name, value in frame.f_locals.items()
+            if isinstance(value, torch.Tensor)
+        }
+        before = versions.get(frame, {})
+        versions[frame] = now
+        if event != "call" and line == place.line:
+            assigned = sources.assigned_name(place)
+            same = (n for n, (one, _) in now.items() if n in before and before[n][0] == one)
+            written = [n for n in same if now[n][1] != before[n][1]]
+            found.extend([n for n in written if n != assigned] or written)
+        return bool(found)
+
+    batch = subject.batch().clone()
+    with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
+        find_line(lambda: subject.call(model, batch), watcher)
+    return found
 
 
 def changed_inputs(subject: Subject, changed: list[str], *, train: bool) -> Iterator[Finding]:

@@ -40,6 +40,15 @@ class Nested(Block):
         return self.down(self.first(x)) + x  # HERE
 
 
+class Saved(Block):
+    """The skip connection has a name of its own, and the activation gives its result the old one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skip = x
+        x = F.relu(x, inplace=True)  # HERE
+        return skip + self.down(self.up(x))
+
+
 class Rebound(Block):
     """Everybody is meant to read what the activation gives: the name is bound to it."""
 
@@ -72,12 +81,16 @@ def found_in(block: type[Block]) -> list[Finding]:
     return [f for f in contract.check(["inputs-unchanged"]).findings if f.status != "passed"]
 
 
-@pytest.mark.parametrize("block", [Function, Module, Nested])
-def test_a_skip_connection_that_reads_activated_values(block: type[Block]) -> None:
+@pytest.mark.parametrize(
+    ("block", "held"), [(Function, "x"), (Module, "x"), (Nested, "x"), (Saved, "skip")]
+)
+def test_a_skip_connection_that_reads_activated_values(block: type[Block], held: str) -> None:
     (finding,) = found_in(block)
     assert (finding.status, finding.code) == ("violated", "block-input-overwritten")
     assert finding.location is not None
     assert finding.location.text.endswith("# HERE")
+    assert [c.name for c in finding.culprits if c.kind == "tensor"] == [held]
+    assert f"{held} holds them" in finding.because
 
 
 @pytest.mark.parametrize("block", [Block, Rebound, Effect, Plain])
