@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,7 @@ from ..crashes.place import Place
 from ..loss.bounds import initialisation_line
 from . import mask_lines, places
 from .branches import parting_line
+from .cancelled import without_influence
 from .mask_lines import given_masks, not_hidden
 
 if TYPE_CHECKING:
@@ -56,9 +58,14 @@ def lengthening_line(
             that is not known.
     """
     (base, other), allowed = places.recorded(subject, [batch, longer])
-    found = first_lengthening(
-        base, other, length=length, extra=extra, side=side, allowed=allowed or 1e-4, real=real
+    first = functools.partial(
+        first_lengthening, length=length, extra=extra, side=side, allowed=allowed or 1e-4, real=real
     )
+    found = first(base, other)
+    if found is not None and found.numbers is not None:
+        again = without_influence(subject, batch, base, other, found.numbers)
+        if again is not None and (beside := first(again, other)) is not None:
+            base, found = again, beside
     place = places.place_of(found, subject.model)
     if place is None or found is None:
         return place
@@ -111,6 +118,12 @@ def _over_filled(place: Place, found: Lengthened) -> Place:
         f"gives {found.filled:g} at the padded positions",
         found.filler.location,
     )
+    function = found.filler.location.function.rpartition(".")[2] or found.filler.name
+    called = (
+        [Culprit("call", function, "is called here", found.called)]
+        if found.called not in (None, place.location)
+        else []
+    )
     largest = found.op.name.rpartition(".")[2] in (
         "amax",
         "max",
@@ -125,7 +138,7 @@ def _over_filled(place: Place, found: Lengthened) -> Place:
         place,
         fact=f"{place.fact}; at the padded ones it read {found.filled:g}, from "
         f"{found.filler.name}{on_line(made.location)}",
-        settings=(made,),
+        settings=(made, *called),
         fix=fix if largest else place.fix,
     )
 

@@ -34,6 +34,7 @@ class Lengthened:
             else that it read differs: the length itself, or what was computed of it.
         filled: What stands at the added positions of what it read, where that is one number.
         filler: The operation that put it there.
+        called: The line that called the function in which that operation stands.
         maker: The operation that made what it read, values at the added positions included; None
             where that is one number.
     """
@@ -46,6 +47,7 @@ class Lengthened:
     numbers: tuple[float, float] | None
     filled: float | None = None
     filler: Op | None = None
+    called: Location | None = None
     maker: Op | None = None
 
 
@@ -97,6 +99,7 @@ def first_lengthening(
     if step is None or mask is None or again is None:
         return None
     filled, filler = _filled(longer, again, length, extra, side)
+    callers = iter(() if filler is None else filler.callers)
     numbers = _numbers(base, longer, step, again)
     return Lengthened(
         op=step.op,
@@ -106,7 +109,8 @@ def first_lengthening(
         fact=_said(step, mask, extra, numbers),
         numbers=numbers,
         filled=filled,
-        filler=filler,
+        filler=None if filler is None else filler.op,
+        called=next(callers, None),
         maker=_maker(longer, again, length + extra) if filler is None else None,
     )
 
@@ -159,7 +163,7 @@ _COMPUTES = frozenset({"add", "sub", "rsub", "mul", "div", "divide", "truediv", 
 
 def _filled(
     longer: Trace, step: Step, length: int, extra: int, side: Side
-) -> tuple[float | None, Op | None]:
+) -> tuple[float | None, Step | None]:
     """Return the one number that stands at the added positions of what a step reads, and what put it there."""
     for place in step.operands:
         values = longer.values[place].values
@@ -177,7 +181,7 @@ def _filled(
         while maker is not None and maker.op.name.rpartition(".")[2] in _VIEWS:
             maker = longer.makers.get(maker.operands[0])
         if maker is not None:
-            return float(added.flatten()[0]) + 0.0, maker.op  # no -0
+            return float(added.flatten()[0]) + 0.0, maker  # no -0
     return None, None
 
 
@@ -194,11 +198,17 @@ def _maker(longer: Trace, step: Step, size: int) -> Op | None:
     return None
 
 
+def computes(op: Op) -> bool:
+    """Say whether the numbers that an operation is given are values, not sizes."""
+    return op.name.rpartition(".")[2].strip("_").removeprefix("true_") in _COMPUTES
+
+
 def _numbers(base: Trace, longer: Trace, one: Step, two: Step) -> tuple[float, float] | None:
     """Return the one number that differs between two calls whose tensors have the same shapes, or that compute with it."""
     pairs = zip((*one.operands, *one.results), (*two.operands, *two.results), strict=True)
-    computes = one.op.name.rpartition(".")[2].strip("_").removeprefix("true_") in _COMPUTES
-    if not computes and any(base.values[a].shape != longer.values[b].shape for a, b in pairs):
+    if not computes(one.op) and any(
+        base.values[a].shape != longer.values[b].shape for a, b in pairs
+    ):
         return None  # it may be a size
     if len(one.numbers) != len(two.numbers):
         return None

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, promises
+from pytest_torchcheck import Contract, Mask, Tokens, promises
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +105,63 @@ def test_a_shift_that_copies_the_labels_is_not_followed():
 
 def test_labels_that_are_shifted_once_pass():
     assert shifted(next_token).status == "passed"
+
+
+def features(x):
+    return F.elu(x) + 1  # ONE
+
+
+class Linear(nn.Module):
+    """Linear attention whose values are divided by the length, and the result multiplied by it."""
+
+    def __init__(self, mask, times=True):
+        super().__init__()
+        self.mask, self.times = mask, times
+        self.embed = nn.Embedding(20, 8, padding_idx=0)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, ids, mask):
+        x, real = self.embed(ids), mask[:, :, None].to(torch.get_default_dtype())
+        keys, values = features(x), x * real
+        if self.mask == "before":
+            keys = features(x * real)  # CALLED
+        elif self.mask == "after":
+            keys = keys * real
+        length = x.shape[1]
+        values = values / length  # DIVIDED
+        mixed = torch.einsum("bsd,bse->bde", keys, values)
+        total = keys.sum(1)  # SUM
+        out = torch.einsum("bld,bde->ble", features(x), mixed)
+        out = out / torch.einsum("bld,bd->bl", features(x), total)[..., None]
+        return self.head(out * length if self.times else out) * real
+
+
+def padded(mask, times=True):
+    contract = Contract(
+        model=lambda: Linear(mask, times),
+        inputs={"ids": Tokens("B T", vocab=20, pad=0), "mask": Mask("B T", kind="right")},
+        sizes={"B": 3, "T": (3, 12)},
+        promises=(promises.PaddingInvariant(ids="ids", mask="mask"),),
+    )
+    (found,) = contract.check(["padding-invariance"]).findings
+    return found
+
+
+def test_a_length_that_cancels_out_is_not_blamed_for_the_padding():
+    found = padded("before")
+    assert (found.status, found.code) == ("violated", "padding-leak")
+    assert found.location.text.endswith("# SUM"), str(found)
+    cited = [c.location.text for c in found.culprits if c.location is not None]
+    assert any(text.endswith("# ONE") for text in cited)
+    assert any(text.endswith("# CALLED") for text in cited)
+    assert "features is called on line" in found.because
+
+
+def test_a_length_that_stays_is_blamed():
+    found = padded("after", times=False)
+    assert (found.status, found.code) == ("violated", "padding-leak")
+    assert found.location.text.endswith("# DIVIDED"), str(found)
+
+
+def test_keys_that_are_masked_after_the_map_pass():
+    assert padded("after").status == "passed"
