@@ -122,7 +122,7 @@ def writing_line(subject: Subject, name: str, *, train: bool = False) -> Place |
                             location=self.locate(),
                             module=scope,
                             fact=f"{name} differs after this line",
-                            settings=_callers(self.frames()),
+                            settings=callers_of(self.frames()),
                         )
                     )
 
@@ -141,7 +141,7 @@ def _binding_line(subject: Subject, name: str) -> Location | None:
     return next((c.location for c in keeping_lines(subject) if c.name == name), None)
 
 
-def _callers(frames: Iterable[FrameType]) -> tuple[Culprit, ...]:
+def callers_of(frames: Iterable[FrameType]) -> tuple[Culprit, ...]:
     """Return the lines, up to the module's forward, that call the helper which is running."""
     own = [f for f in frames if sources.rank(f.f_code.co_filename) == 2]
     depth = next((n for n, f in enumerate(own) if f.f_code.co_name == "forward"), 0)

@@ -15,6 +15,7 @@ from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated
 from . import places
 from .branches import parting_line
+from .rewritten import rewritten
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -55,6 +56,7 @@ def mixed(
         return of_statistics("batch-statistics", path, gap, place)
     if apart_by_rounding(subject, batch, other, rows, first, first):
         return one_grid("samples-mixed", path, gap, place)
+    place = rewritten(subject, batch, other, rows, first, first) or place
     return places.finding_at(
         place,
         subject,

@@ -22,6 +22,7 @@ from ..crashes.explain import explain_error
 from ..crashes.place import Place
 from ..lines.spelled_sizes import spelled
 from . import eval_lines, places
+from .rewritten import rewritten
 from .samples import forward_line, may_be_meant, of_statistics, one_grid, only_batch_statistics
 
 if TYPE_CHECKING:
@@ -292,6 +293,7 @@ def size_dependent(
         return one_grid("batch-size-dependent", path, gap, place)
     if only_batch_statistics(subject, *same):
         return of_statistics("batch-size-dependent", path, gap, mixing)
+    place = rewritten(subject, *same) or place
     return places.finding_at(
         place,
         subject,

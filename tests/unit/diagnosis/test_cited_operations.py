@@ -165,3 +165,44 @@ def test_a_length_that_stays_is_blamed():
 
 def test_keys_that_are_masked_after_the_map_pass():
     assert padded("after").status == "passed"
+
+
+class Scaled(nn.Module):
+    """Scales its input by the largest value of the batch in training, and by the last of these in evaluation."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.learns, self.head = kind, True, nn.Linear(4, 2)
+        self.register_buffer("scale", torch.ones(()))
+
+    def learn(self, x):
+        self.scale = x.detach().abs().amax()  # REPLACED
+
+    def forward(self, x):
+        learns = self.learns and (self.training or self.kind == "always")  # GUARD
+        if learns:
+            self.learn(x)
+        if self.kind == "moved":
+            self.scale = self.scale.to(x)
+            x = x - x.mean(0)  # MIXED
+        return self.head(x / self.scale)
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"), [("always", "# REPLACED"), ("moved", "# MIXED"), ("training", "")]
+)
+def test_a_buffer_that_evaluation_replaces_is_cited_where_it_mixes_samples(kind, line):
+    contract = Contract(
+        model=lambda: Scaled(kind), batch=((torch.randn(12, 4),), torch.arange(12) % 2),
+        inputs="B 4", sizes={"B": (2, 16)}, loss=F.cross_entropy,
+    )  # fmt: skip
+    report = contract.check(["batch-independence", "batch-sizes"])
+    if not line:
+        assert not report.causes, str(report)
+        return
+    found = report.causes[0]
+    assert found.status == "violated"
+    assert found.location.text.endswith(line), str(found)
+    cited = [c.location.text for c in found.culprits if c.location is not None]
+    assert any(text.endswith("# GUARD") for text in cited) == (kind == "always")
+    assert ("an eval forward computes scale" in found.cause) == (kind == "always")
