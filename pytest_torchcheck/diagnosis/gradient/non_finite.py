@@ -18,6 +18,7 @@ from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.numbers.domains import readable_values
 from ...probes.numbers.finiteness import find_nonfinite
+from ...probes.numbers.replacing import find_replacing
 from ...record.hooks import hooked
 from ...runs.again import forward_and_loss
 from ...runs.layers import layer_rows
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Location
     from ...probes.numbers.domains import NonFinite
+    from ...probes.numbers.replacing import Replacing
     from ...probes.numbers.wrapping import Merged, Wrapped
     from ...subject import Subject
 
@@ -69,17 +71,32 @@ def non_finite(
         else f"{names_text(outputs)}: NaN or inf, in eval mode under torch.no_grad()"
     )
     cause, fix = remedy(at, forward=forward)
+    location = None if at is None else at.location
+    because = evidence_of(at)
+    if forward and (put := _replacing(subject, run)) is not None:
+        culprits.insert(0, Culprit("call", put.op, f"replaces what {put.test} finds", put.location))
+        made = on_line(location) if location != put.location else ""
+        cause += f"{made}; what line {put.location.line} puts in its place is not finite either"
+        because += f"; {put.op} replaces {counted(put.replaced, 'element')} that {put.test} finds, and {put.left} "
+        because += f"of them {'is' if put.left == 1 else 'are'} not finite after it"
+        fix = f"compute what line {put.location.line} puts there from finite values alone"
+        location = put.location
     yield violated(
         "non-finite-forward" if forward else "non-finite-gradient",
         f"{what} is NaN or inf {'in eval mode ' if loss is None else ''}on an ordinary batch",
         culprits=culprits,
-        location=None if at is None else at.location,
+        location=location,
         observed=observed,
         cause=cause,
-        because=evidence_of(at),
+        because=because,
         fix=fix,
         evidence={"parameters": list(grads), "outputs": list(outputs), "layers": layers},
     )
+
+
+def _replacing(subject: Subject, run: Callable[[], Any]) -> Replacing | None:
+    with subject.pristine():
+        return find_replacing(run, subject.model)
 
 
 def _within(subject: Subject, run: Callable[[], Any]) -> Callable[[list[str]], Finding] | None:

@@ -206,3 +206,45 @@ def test_a_buffer_that_evaluation_replaces_is_cited_where_it_mixes_samples(kind,
     cited = [c.location.text for c in found.culprits if c.location is not None]
     assert any(text.endswith("# GUARD") for text in cited) == (kind == "always")
     assert ("an eval forward computes scale" in found.cause) == (kind == "always")
+
+
+def weighted(kind):
+    """Return a loss that weights classes by their inverse counts, where some class is absent."""
+
+    def loss(logits, labels):
+        counts = F.one_hot(labels, 3).sum(0).to(logits.dtype)
+        weights = 1 / counts  # DIVIDED
+        absent = torch.isinf(weights)
+        if kind == "where":
+            weights = torch.where(absent, weights.max(), weights)  # PUT
+        elif kind == "index":
+            weights[~torch.isfinite(weights)] = weights.max()  # PUT
+        elif kind == "other":
+            weights = torch.where(torch.isnan(weights), weights.min(), weights)
+        elif kind == "written":
+            weights = weights.masked_fill(absent, -torch.inf)
+        elif kind == "right":
+            weights = torch.where(absent, weights[~absent].max(), weights)
+        errors = (logits - F.one_hot(labels, 3)).square().mean(0)
+        return (errors * weights).sum() / weights.sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("kind", ["where", "index", "other", "written", "right"])
+def test_a_replacement_that_is_not_finite_is_cited(kind):
+    contract = Contract(
+        model=lambda: nn.Linear(4, 3), batch=((torch.randn(8, 4),), torch.arange(8) % 2),
+        loss=weighted(kind),
+    )  # fmt: skip
+    report = contract.check(["gradients-finite"])
+    if kind == "right":
+        assert not report.causes
+        return
+    (found,) = report.causes
+    assert found.code == "non-finite-forward"
+    puts = kind in ("where", "index")
+    assert found.location.text.endswith("# PUT") == puts, str(found)
+    assert ("puts in its place is not finite either" in found.cause) == puts
+    if puts:
+        assert found.culprits[0].name in ("torch.where", "Tensor.__setitem__")
