@@ -78,6 +78,7 @@ class Notes(StepWatch):
         self.callers: dict[Location, tuple[Location, ...]] = {}
         self.copies = Copies(model)
         self.rounding = Rounded(model)
+        self.stepping: dict[int, list[int]] = {}  # places of the events as the steps began
         self.depth = {
             "forward": 0,
             "scheduler-step": 0,

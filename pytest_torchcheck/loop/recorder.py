@@ -80,6 +80,7 @@ class _Recorder(GradientCalls):
     def before(self, step: int) -> None:
         """Note which step the calls to come belong to."""
         self.step = step
+        self.stepping.clear()
 
     def after(self, step: int, value: Any) -> bool:
         """Note what a step returned and left behind; there is no other where gradients are off."""
@@ -146,7 +147,14 @@ class _Recorder(GradientCalls):
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Note a step; one that evaluates its closure once is noted when the closure has run."""
+        """Note a step; one that evaluates its closure once is noted when the closure has run.
+
+        Where a class overrides the step of torch's that it calls, both tell of one step.
+        """
+        running = self.stepping.setdefault(id(optimizer), [])
+        running.append(len(self.events))
+        if len(running) > 1:
+            return None
         closures = [one for one in (*args[1:], *kwargs.values()) if callable(one)]
         if len(closures) != 1 or not _evaluates_once(optimizer):
             self._note_step(optimizer, closure=bool(closures))
@@ -209,15 +217,22 @@ class _Recorder(GradientCalls):
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Note the rates that an optimizer's step has set itself, without a scheduler."""
-        for place in range(len(self.events) - 1, -1, -1):
-            event = self.events[place]
-            if event.kind == "scheduler-step":
-                return
-            if isinstance(event, OptimizerStep) and event.owner == id(optimizer):
-                rates = _rates(optimizer)
-                if rates != event.rates and not any(map(math.isnan, rates)):
-                    self.events[place] = replace(event, set_rates=rates)
-                return
+        running = self.stepping.get(id(optimizer), [])
+        begun = running.pop() if running else len(self.events)
+        if running:
+            return
+        events = self.events[begun:]
+        place = next((n for n, e in enumerate(events) if isinstance(e, OptimizerStep)), None)
+        if place is None or any(e.kind == "scheduler-step" for e in events[place:]):
+            return
+        event, rates = events[place], _rates(optimizer)
+        assert isinstance(event, OptimizerStep)
+        if (
+            event.owner == id(optimizer)
+            and rates != event.rates
+            and not any(map(math.isnan, rates))
+        ):
+            self.events[begun + place] = replace(event, set_rates=rates)
 
     def _scheduler_step(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scheduler = args[0]

@@ -99,7 +99,6 @@ def first_lengthening(
     if step is None or mask is None or again is None:
         return None
     filled, filler = _filled(longer, again, length, extra, side)
-    callers = iter(() if filler is None else filler.callers)
     numbers = _numbers(base, longer, step, again)
     return Lengthened(
         op=step.op,
@@ -110,7 +109,7 @@ def first_lengthening(
         numbers=numbers,
         filled=filled,
         filler=None if filler is None else filler.op,
-        called=next(callers, None),
+        called=next(iter(() if filler is None else filler.callers), None),
         maker=_maker(longer, again, length + extra) if filler is None else None,
     )
 
