@@ -61,7 +61,7 @@ def bound(subject: Subject, place: Location) -> tuple[str, str, list[Culprit]]:
 
 
 def received(subject: Subject, op: Op, place: Location) -> tuple[list[Culprit], str]:
-    """Return the last module that is given a result which no operation reads, at the line there that names it, and a fix.
+    """Return the last module that is given a result which no operation reads, at the line that names it; and a fix.
 
     Where conditional expressions there name it and choose something else, the last of them comes first.
     """
