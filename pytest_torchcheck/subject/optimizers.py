@@ -56,10 +56,14 @@ def aliases(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> di
 def gradient_aliases(
     model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
 ) -> dict[str, tuple[dict[Any, Any], Any]]:
-    """Return the parameters of whose state an entry shares the memory of the gradient, with the state and the key."""
+    """Return the parameters of whose state an entry shares the memory of the gradient, with the state and the key.
+
+    Torch's own optimizers copy what they keep, and are not looked at.
+    """
     names = {id(p): n for n, p in model.named_parameters() if p.grad is not None and p.numel()}
     found: dict[str, tuple[dict[Any, Any], Any]] = {}
-    for optimizer in optimizers if names else ():
+    own = (o for o in optimizers if not type(o).__module__.startswith("torch.optim."))
+    for optimizer in own if names else ():
         for parameter, state in optimizer.state.items():
             if id(parameter) not in names or not isinstance(state, dict):
                 continue
