@@ -14,7 +14,7 @@ other_dim = One("diagnosis.outputs.samples:other_dim", "batch-axis", doubtful=Tr
 global_state = One("diagnosis.outputs.settings:global_state", "global-state")
 impure = One("diagnosis.outputs.behaviour:impure", "eval-writes")
 mixed = One("diagnosis.outputs.samples:mixed", "batch-statistics samples-mixed", doubtful=True)
-groups_mixed = One("diagnosis.outputs.groups:mixed", "samples-mixed", doubtful=True)
+groups_mixed = One("diagnosis.mixing.groups:mixed", "samples-mixed", doubtful=True)
 not_repeatable = One(
     "diagnosis.outputs.behaviour:not_repeatable", "eval-not-repeatable", doubtful=True
 )

@@ -19,8 +19,8 @@ from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..crashes.place import Place
 from ..loss.bounds import initialisation_line
+from ..mixing.branches import parting_line
 from . import mask_lines, places
-from .branches import parting_line
 from .cancelled import without_influence
 from .mask_lines import given_masks, not_hidden
 

@@ -13,9 +13,9 @@ from ...runs.outputs import gaps_between, outputs_of
 from ...runs.unrounded import apart_by_rounding
 from ...subject.errors import SubjectError
 from ...verdicts import suspicious, violated
+from ..mixing.branches import parting_line
+from ..mixing.rewritten import rewritten
 from . import places
-from .branches import parting_line
-from .rewritten import rewritten
 
 if TYPE_CHECKING:
     from ...batches import Batch

@@ -21,8 +21,8 @@ from ...verdicts import explained, inconclusive, suspicious, violated
 from ..crashes.explain import explain_error
 from ..crashes.place import Place
 from ..lines.spelled_sizes import spelled
+from ..mixing.rewritten import rewritten
 from . import eval_lines, places
-from .rewritten import rewritten
 from .samples import forward_line, may_be_meant, of_statistics, one_grid, only_batch_statistics
 
 if TYPE_CHECKING:

@@ -90,12 +90,11 @@ def first_lengthening(
             known[place] = mask is not None and bool(mask.any())
         return known[place]
 
-    start = next((place for place in base.outputs if differs(place)), None)
-    if start is None:
+    if (start := next(filter(differs, base.outputs), None)) is None:
         return None
     step, place = origin(base, start, differs)
     mask = compare(base.values[place], longer.values[pairs[place]])
-    again = partners.get(id(step))  # none where the runs part before, and one lacks this call
+    again = partners.get(id(step))  # none where one of the runs lacks this call
     if step is None or mask is None or again is None:
         return None
     filled, filler = _filled(longer, again, length, extra, side)

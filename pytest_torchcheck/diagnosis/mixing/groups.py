@@ -14,7 +14,7 @@ from ...probes.recorded.operations import Snapshot, aligned, changed
 from ...subject.errors import SubjectError
 from ...text.wording import names_text
 from ...verdicts import suspicious, violated
-from . import places
+from ..outputs import places
 
 if TYPE_CHECKING:
     from ...batches import Batch

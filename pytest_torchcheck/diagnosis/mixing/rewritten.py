@@ -15,7 +15,7 @@ from ...runs.outputs import gaps_between, outputs_of
 from ...subject.errors import SubjectError
 from ...text.wording import names_text
 from ..crashes.place import Place
-from .eval_lines import callers_of, eval_run
+from ..outputs.eval_lines import callers_of, eval_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from ...explanation import on_line
 from ...findings import Culprit
 from ...probes.recorded.branching import branching
 from ...subject.errors import SubjectError
-from .places import place_of, recorded
+from ..outputs.places import place_of, recorded
 
 if TYPE_CHECKING:
     from ...batches import Batch

@@ -1,0 +1,1 @@
+"""How samples, groups and padding reach what they must not."""
