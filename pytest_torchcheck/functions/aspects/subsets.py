@@ -92,9 +92,25 @@ def _subset_raised(target: Target, subset: tuple[int, ...], error: Exception) ->
         "needs-input-grad",
         f"{target.backward} raises when only {only} requires a gradient: {first_line(error)}",
         error,
+        doubtful=_differentiates(error),
         inputs=dict.fromkeys(subset, "requires a gradient"),
         cause="backward assumes that every input requires a gradient",
         because="with all inputs requiring one the same call works",
         fix="compute each gradient only if ctx.needs_input_grad asks for it, and return None otherwise",
         evidence={"requires": [target.input_name(i) for i in subset]},
     )
+
+
+def _differentiates(error: BaseException) -> bool:
+    """Say whether an error comes from a derivative that the backward itself asks of autograd, as adjoint methods do.
+
+    Public solvers choose the tensors that require a gradient before they call such a Function.
+    """
+    trace, within = error.__traceback__, False
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__")
+        if within and name == "torch.autograd":
+            return True
+        within = within or name == "torch.autograd.function"  # calls the backward
+        trace = trace.tb_next
+    return False
