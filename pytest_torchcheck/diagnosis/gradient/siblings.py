@@ -138,7 +138,9 @@ def _chosen(subject: Subject, line: Location) -> tuple[tuple[str, Location], ...
 
 
 def read_instead(subject: Subject, parameter: str) -> Sibling | None:
-    """Return the parameter that is read on several lines where one of its owner, like it but for a number, is on none.
+    """Return the parameter that is read on several lines where one of its owner and of its shape is on none.
+
+    Of several, one that has the same name but for a number; else there must be one alone.
 
     Args:
         subject: The model; its forward and loss run once more, where there is such a one.
@@ -147,31 +149,32 @@ def read_instead(subject: Subject, parameter: str) -> Sibling | None:
     path, _, own = parameter.rpartition(".")
     owner = subject.model.get_submodule(path)
     shapes = {name: tuple(p.shape) for name, p in owner.named_parameters(recurse=False)}
-    bare = re.sub(r"\d+", "", own)
-    alike = [
-        name
-        for name in shapes
-        if name != own and re.sub(r"\d+", "", name) == bare and shapes[name] == shapes.get(own)
-    ]
+    alike = [name for name in shapes if name != own and shapes[name] == shapes.get(own)]
     if not alike:
         return None
     with subject.pristine(), lines_run() as ran:
         forward_and_loss(subject)()
     if any((place.file, place.line) in ran for place in _reading(owner, own)):
         return None
-    for name in alike:
-        lines = [place for place in _reading(owner, name) if (place.file, place.line) in ran]
-        if len(lines) > 1:
-            later = list(shapes).index(own) > list(shapes).index(name)
-            return Sibling(
-                idle=parameter,
-                name=_join(parameter, name),
-                calls=len(lines),
-                line=lines[-1 if later else 0],
-                sure=True,
-                fact=f"{name} is read on lines {', '.join(str(place.line) for place in lines)}, {own} on none",
-            )
-    return None
+    read = {
+        name: [place for place in _reading(owner, name) if (place.file, place.line) in ran]
+        for name in alike
+    }
+    several = [name for name, lines in read.items() if len(lines) > 1]
+    bare = re.sub(r"\d+", "", own)
+    named = [name for name in several if re.sub(r"\d+", "", name) == bare]
+    if not named and len(several) != 1:
+        return None
+    name = (named or several)[0]
+    lines, later = read[name], list(shapes).index(own) > list(shapes).index(name)
+    return Sibling(
+        idle=parameter,
+        name=_join(parameter, name),
+        calls=len(lines),
+        line=lines[-1 if later else 0],
+        sure=True,
+        fact=f"{name} is read on lines {', '.join(str(place.line) for place in lines)}, {own} on none",
+    )
 
 
 def _reading(owner: nn.Module, name: str) -> list[Location]:

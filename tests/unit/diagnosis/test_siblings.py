@@ -127,6 +127,30 @@ def test_a_parameter_without_a_slip_has_no_sibling_to_blame() -> None:
     assert "is read on lines" not in (finding.cause or "")
 
 
+class Scaled(nn.Module):
+    """Scales its input, mixes it, and is to scale what comes out by numbers of another name."""
+
+    def __init__(self, *, others: bool) -> None:
+        super().__init__()
+        self.mix, self.others = nn.Linear(8, 8), others
+        self.before, self.bias, self.after = (nn.Parameter(torch.randn(8)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.mix(x * self.before)
+        h = h + self.bias
+        if self.others:  # either of two may stand in its place
+            h = torch.tanh(h) + self.bias
+        return h * self.before  # the other's
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_the_one_parameter_of_its_shape_that_is_read_twice_is_named(others: bool) -> None:
+    (finding,) = _found(Scaled(others=others))
+    assert ("before is read on lines" in (finding.cause or "")) is not others
+    if not others:
+        assert finding.location.text.endswith("# the other's")
+
+
 class Ways(nn.Module):
     """Two heads for two halves of the input; how one comes to its half differs."""
 
