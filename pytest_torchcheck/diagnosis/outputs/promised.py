@@ -233,6 +233,9 @@ def padding(
         place = _of_row(subject, promise, row, place)
     elif (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
         place = _of_laid(laid, place)
+    if place is not None and isinstance(promise.mask, str):
+        blind = Culprit("input", promise.mask, "does not hide the padding there")
+        place = replace(place, settings=(*place.settings, blind))
     name = by_forward(subject, path)
     return places.finding_at(
         place,
