@@ -238,9 +238,10 @@ CHECKS: tuple[Check, ...] = (
         "losses.edges",
         check(
             "edge-targets",
-            ("The loss and its gradient are finite for single samples and for constant targets."),
+            "The loss and its gradient are finite for single samples, for constant targets, and for outputs "
+            "that are sure of their targets.",
             needs=("loss", "targets"),
-            cost="1 F; up to 21 backward passes through the loss only",
+            cost="1 F; up to 23 backward passes through the loss only",
         ),
         axes="once",
     ),

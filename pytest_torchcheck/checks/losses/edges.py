@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Final
 
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...findings import Finding, Status
-    from ...probes.loss.slopes import LossOfOutput
+    from ...probes.loss.slopes import LossOfOutput, Slopes
     from ...subject import Subject
 
 _CLASSES: Final = 4
 """How many classes are tried as the only one of a batch."""
+_MILD, _SURE = 3.0, 60.0
+"""A score of a fair probability, and one at which the probabilities of all others are rounded away."""
+_NEARLY: Final = 1e-12
+"""A probability that is not zero, whatever its logarithm is multiplied with."""
+_CERTAIN: Final = "outputs that are certain, and right"
 _VALUES: Final = 3
 """How many values of a target are tried for which a sample stands further on in the batch."""
 _POINTERS: Final = 4
@@ -32,9 +38,10 @@ _POINTERS: Final = 4
 
 
 def edge_targets(subject: Subject) -> Iterator[Finding]:
-    """Call the loss with one sample at a time, and with targets that are all of one class.
+    """Call the loss with one sample at a time, with targets that are all of one class, and with outputs that are right.
 
-    Where a batch of one is declared, a loss that takes samples of one label must not raise for samples of another.
+    Scores and probabilities that are as sure of the targets as rounding allows are what training leads to: the
+    loss and its gradient must be finite there. Where a batch of one is declared, a loss that takes samples of one label must not raise for samples of another.
     """
     loss = loss_of_output(subject)
     if isinstance(loss, str):
@@ -62,12 +69,64 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
             status = "suspicious" if two_groups(loss, subject.contract.batch_dim or 0) else status
             yield explain.not_finite(subject, what, case, found, status)
             return
+    for mild, case in _certain(loss):
+        fair, found = _slopes(mild), _slopes(case)
+        if fair is None or found is None or not fair.finite:
+            continue  # it asks for something else of its outputs: angles, say
+        tried += 1
+        if not found.finite and not math.isinf(found.value):
+            yield explain.not_finite(subject, _CERTAIN, case, found, "violated")
+            return
     if (path := _by_target(subject, loss, taken, refused)) is not None:
         yield explain.refuses_target(subject, path, refused[0], taken[0])
     elif tried:
         yield passed(f"the loss and its gradient are finite in {tried} edge cases")
     else:
         yield not_applicable("neither samples nor classes of the targets can be distinguished")
+
+
+def _slopes(case: LossOfOutput) -> Slopes | None:
+    try:
+        return case.slopes()
+    except SubjectError:
+        return None  # it asks for something else of its outputs
+
+
+def _certain(loss: LossOfOutput) -> Iterator[tuple[LossOfOutput, LossOfOutput]]:
+    """Yield the one output where it is fairly sure of its targets, and as sure as can be.
+
+    It has scores of classes, or a score or probability for each flag.
+    """
+    if len(loss.outputs) != 1:
+        return
+    ((path, output),) = loss.outputs.items()
+    if not output.numel() or output.is_sparse:
+        return
+    unit = float(output.detach().min()) >= 0 and float(output.detach().max()) <= 1
+    for target in loss.targets().values():
+        if target.is_complex() or not target.numel():
+            continue
+        if target.shape == output.shape and bool(((target == 0) | (target == 1)).all()):
+            ends = ((0.9, 0.1), (1.0, _NEARLY)) if unit else ((_MILD, -_MILD), (_SURE, -_SURE))
+            mild, sure = (torch.where(target.bool(), *both) for both in ends)
+        elif not unit and _is_whole(target) and (axis := _class_axis(target, output)) is not None:
+            known = target.clamp(0, output.shape[axis] - 1).unsqueeze(axis).long()
+            flat = torch.zeros_like(output.detach())
+            mild, sure = (flat.scatter(axis, known, score) for score in (_MILD, _SURE))
+        else:
+            continue
+        yield loss.at(path, mild), loss.at(path, sure)
+
+
+def _class_axis(target: torch.Tensor, output: torch.Tensor) -> int | None:
+    """Return the axis of an output along which it has a score for each class of a target."""
+    if output.dim() != target.dim() + 1:
+        return None
+    fits = [
+        a for a in (1, output.dim() - 1) if output.shape[:a] + output.shape[a + 1 :] == target.shape
+    ]
+    fits = [a for a in dict.fromkeys(fits) if output.shape[a] > int(target.max())]
+    return fits[0] if len(fits) == 1 else None
 
 
 def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
