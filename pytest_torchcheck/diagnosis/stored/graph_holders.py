@@ -7,7 +7,7 @@ that a function closes over, and the globals that it names.
 from __future__ import annotations
 
 import ast
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,11 +116,18 @@ def _outliving(frame: FrameType) -> Iterator[tuple[str, Any]]:
             yield f"self.{key}", value
 
 
-def _in_frames(frames: list[FrameType], graph: set[Any] | None) -> Iterator[Holder]:
+def _in_frames(
+    frames: list[FrameType], graph: set[Any] | None, model: nn.Module | None
+) -> Iterator[Holder]:
     for frame in frames:
         if not sources.rank(frame.f_code.co_filename):
             continue
         for variable, value in _outliving(frame):
+            if isinstance(value, nn.Module) and value is not model:  # a loss with a memory
+                for held in _in_attributes(value, graph):
+                    yield replace(
+                        held, name=f"{variable}.{held.name}", root=f"{variable}.{held.root}"
+                    )
             for name, tensor in _graph_tensors(value, variable):
                 if graph is not None and tensor.grad_fn not in graph:
                     continue
@@ -174,7 +181,7 @@ def holders(
         graph: Only tensors whose node is one of these; all by default.
     """
     found: dict[str, Holder] = {}
-    for holder in (*_in_attributes(model, graph), *_in_frames(frames, graph)):
+    for holder in (*_in_attributes(model, graph), *_in_frames(frames, graph, model)):
         found.setdefault(holder.root, holder)
     return tuple(found.values())
 
@@ -220,8 +227,10 @@ def assignment_in_code(code: CodeType, name: str) -> tuple[str, Location] | None
     """Return the target and line in a function that assigns ``name`` (or what holds it) a tensor with a graph."""
     tree, wanted = _tree(code), name
     while wanted:
-        for target, value, line in _assignments(tree):
-            if ast.unparse(target) == wanted and not _drops_graph(value):
+        kept = [(t, line) for t, value, line in _assignments(tree) if not _drops_graph(value)]
+        items = [(t.value, line) for t, line in kept if isinstance(t, ast.Subscript)]
+        for target, line in (*kept, *items):
+            if ast.unparse(target) == wanted:
                 return wanted, _line(code, line)
         if "[" not in wanted:
             return None

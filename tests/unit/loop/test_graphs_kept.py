@@ -253,6 +253,44 @@ def test_a_tensor_that_is_written_to_in_every_step_is_told_by_the_writing_line(d
         assert "pass state.detach()" in one.fix
 
 
+class Pairs(nn.Module):
+    """A loss that compares outputs with those of steps before, which it keeps in a buffer."""
+
+    def __init__(self, *, detach: bool) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(16, 2))
+        self.detach, self.place = detach, 0
+
+    def forward(self, z):
+        index = (torch.arange(len(z)) + self.place) % len(self.seen)
+        self.place += len(z)
+        if self.detach:
+            self.seen[index] = z.detach()
+        else:
+            self.seen[index] = z
+        return (z @ self.seen.t()).square().mean()
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_loss_that_keeps_graphs_in_a_buffer_of_its_own_is_named(detach):
+    pairs = Pairs(detach=detach)
+
+    def train_step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        z = model(*inputs)
+        loss = F.mse_loss(z, targets) + pairs(z)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    report = contract(nn.Linear(3, 2), train_step=train_step).check(["backward"])
+    assert report.ok is detach, report
+    for found in report.failing:
+        assert found.code == "second-backward"
+        assert found.culprits[0].name == "pairs.seen"
+        assert found.location.text == "self.seen[index] = z"
+
+
 class Sealed(nn.Parameter):
     """A tensor of somebody else's that refuses every function of torch."""
 
