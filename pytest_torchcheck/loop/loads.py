@@ -29,6 +29,7 @@ class Load:
         expected: Some of the module's keys.
         given: Some of the keys that it was given.
         matched: How many keys are among both.
+        lacking: The module's keys that it was not given.
         location: The line of the call.
     """
 
@@ -37,6 +38,7 @@ class Load:
     expected: tuple[str, ...]
     given: tuple[str, ...]
     matched: int
+    lacking: frozenset[str]
     location: Location | None
 
 
@@ -58,6 +60,7 @@ def watched_loads(found: list[Load]) -> Iterator[None]:
                     expected=own[:_SHOWN],
                     given=tuple(map(str, given[:_SHOWN])),
                     matched=len(set(own).intersection(given)),
+                    lacking=frozenset(own).difference(given),
                     location=sources.of_frame(),
                 )
             )
@@ -74,3 +77,19 @@ def idle_load(loads: list[Load]) -> Load | None:
     return next(
         (load for load in loads if not load.matched and filled.isdisjoint(load.owner)), None
     )
+
+
+def lacking_load(module: nn.Module, name: str) -> Load | None:
+    """Load a module's own state into it, and return the call that was not given an entry; None where none is.
+
+    Args:
+        module: Whose ``load_state_dict`` may hand on other keys than it gets.
+        name: Key of the entry.
+    """
+    loads: list[Load] = []
+    try:
+        with watched_loads(loads):
+            module.load_state_dict(module.state_dict())
+    except Exception:  # a load_state_dict of the user's may raise anything
+        return None
+    return next((load for load in loads if name in load.lacking and load.location), None)

@@ -17,6 +17,7 @@ from ...change import snapshot
 from ...change.state import compare_state
 from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
+from ...loop.loads import lacking_load
 from ...probes.holding.held_by_models import given_to_init
 from ...runs.hidden import hidden
 from ...runs.portability import Portability
@@ -163,6 +164,12 @@ def _loses(
         loading = losing_line(subject, first.name)
     if first.kind == "unsaved" and loading is None:
         place = leaving_line(subject, first.name)
+    if first.kind == "unloaded" and loading is None:
+        with subject.pristine() as model:
+            load = lacking_load(model, first.name)
+        if load is not None:
+            place, keys = load.location, ", ".join(load.given)
+            cause += f": {load.kind} is given the keys {keys}, ..."
     line = on_line(place or first.location)
     if loading is not None:
         cause, fix, line = loading.cause, loading.fix, ""

@@ -77,3 +77,31 @@ def test_loads_that_give_something(factory: object) -> None:
     before = nn.Module.load_state_dict
     assert found_in(factory) == []
     assert nn.Module.load_state_dict is before
+
+
+class Stripped(nn.Module):
+    """Takes the prefix of a wrapper off the keys: as a prefix, or letter by letter."""
+
+    def __init__(self, by_letter: bool) -> None:
+        super().__init__()
+        self.by_letter = by_letter
+        self.embed, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x).tanh())
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):  # type: ignore[no-untyped-def]
+        if self.by_letter:
+            state_dict = {k.lstrip("module."): v for k, v in state_dict.items()}
+            return super().load_state_dict(state_dict, strict=False, assign=assign)  # HERE
+        state_dict = {k.removeprefix("module."): v for k, v in state_dict.items()}
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def test_entries_that_an_own_load_loses_on_the_way_are_told_by_the_call_that_lacks_them() -> None:
+    assert found_in(lambda: Stripped(False)) == []
+    (finding,) = found_in(lambda: Stripped(True))
+    assert finding.code == "state-lost"
+    assert finding.location is not None
+    assert finding.location.text.endswith("# HERE")
+    assert "given the keys bed.weight" in finding.cause
