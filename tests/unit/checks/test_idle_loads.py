@@ -79,6 +79,10 @@ def test_loads_that_give_something(factory: object) -> None:
     assert nn.Module.load_state_dict is before
 
 
+def without(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {k.lstrip("module."): v for k, v in state.items()}
+
+
 class Stripped(nn.Module):
     """Takes the prefix of a wrapper off the keys: as a prefix, or letter by letter."""
 
@@ -92,8 +96,7 @@ class Stripped(nn.Module):
 
     def load_state_dict(self, state_dict, strict=True, assign=False):  # type: ignore[no-untyped-def]
         if self.by_letter:
-            state_dict = {k.lstrip("module."): v for k, v in state_dict.items()}
-            return super().load_state_dict(state_dict, strict=False, assign=assign)  # HERE
+            return super().load_state_dict(without(state_dict), strict=False)  # HERE
         state_dict = {k.removeprefix("module."): v for k, v in state_dict.items()}
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
