@@ -22,7 +22,7 @@ from ...text.wording import counted, names_text
 from ...verdicts import suspicious, violated
 from ..gradient.cuts import CAUSES
 from ..outputs.eval_lines import keeping_lines
-from .optimizers import optimizer_line
+from .optimizers import leaving_break, optimizer_line
 
 if TYPE_CHECKING:
     from ...findings import Location
@@ -197,13 +197,15 @@ def fades(subject: Subject, names: list[str]) -> Finding:
 
 def decays_alone(subject: Subject, names: list[str]) -> Finding:
     """Explain parameters that weight decay shrinks and no gradient moves."""
+    left = leaving_break(subject)
     return violated(
         "weight-only-decays",
         f"{names_text(names)} only {'shrinks' if len(names) == 1 else 'shrink'} in training steps: no gradient is applied",
         culprits=[parameter(subject, name, "decays, and is not trained") for name in names[:8]],
-        location=_optimizer_class(subject) or optimizer_line(subject, names[0]),
+        location=left or _optimizer_class(subject) or optimizer_line(subject, names[0]),
         observed=f"each step multiplies all of {names[0]} by one number below 1",
-        cause="the optimizer decays it and does not use its gradient",
+        cause="the optimizer decays it and does not use its gradient"
+        + (f": its step leaves a loop by the break on line {left.line}" if left else ""),
         because="its gradient is not zero, and parameters of no larger gradient follow theirs",
         fix="let the optimizer apply the gradient of every parameter that it holds",
         evidence={"parameters": names},

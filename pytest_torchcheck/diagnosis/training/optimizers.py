@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,8 @@ from ...explanation import Reason, on_line
 from ...findings import Culprit, Finding, Location
 from ...loop.recorder import trace_of
 from ...loop.trace import Clip
+from ...record.tracing import find_line, line_of
+from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of
 from ...text.wording import counted, have, names_text
 from ...verdicts import inconclusive, suspicious, violated
@@ -19,6 +23,8 @@ from .making import Making, constructions, making
 from .parameter_groups import left_out, lost, skipped, spent_of
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ...runs.training.steps import Trajectory
     from ...subject import Subject
     from ...subject.optimizers import Coverage
@@ -38,6 +44,26 @@ def optimizer_line(subject: Subject, name: str = "") -> Location | None:
     if made.optimizers:
         return made.optimizers[-1]
     return sources.search(function, r"return") or sources.of_object(function)
+
+
+def leaving_break(subject: Subject) -> Location | None:
+    """Return the one ``break`` that a step of an optimizer of the user's own runs; None where it runs none, or several."""
+    found: dict[int, Location] = {}
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        made = subject.make_optimizer(model)
+        if not isinstance(made, torch.optim.Optimizer) or not sources.is_own_class(type(made)):
+            return None
+
+        def watcher(frame: FrameType, event: str, line: int) -> bool:
+            file = frame.f_code.co_filename
+            if sources.rank(file) and isinstance(sources.statement(file, line), ast.Break):
+                found[line] = line_of(frame.f_code, line)
+            return False
+
+        with contextlib.suppress(SubjectError):
+            subject.passes(model, subject.batch().clone())
+            find_line(made.step, watcher)
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def missing(subject: Subject, names: list[str], coverage: Coverage) -> Finding:

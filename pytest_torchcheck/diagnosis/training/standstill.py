@@ -26,7 +26,7 @@ from ..gradient.missing import missing as lost_gradients
 from ..gradient.zero import causes_of_zero
 from ..gradient.zero import zero as zeros
 from .making import making
-from .optimizers import optimizer_line, unapplied
+from .optimizers import leaving_break, optimizer_line, unapplied
 from .parameter_groups import left_out
 
 if TYPE_CHECKING:
@@ -203,9 +203,11 @@ def _left_alone(subject: Subject, names: list[str], made: Trajectory) -> Reason:
             because=f"{measured}; in float64 a step changes it by {wide:.3g}",
             fix="raise the learning rate, or keep the weights in a wider dtype",
         )
+    left = leaving_break(subject)
+    ends = f"; its step leaves a loop by the break on line {left.line}" if left else ""
     return Reason(
-        place=place,
-        cause=f"the optimizer holds {name} and leaves it as it is{others}",
+        place=left or place,
+        cause=f"the optimizer holds {name} and leaves it as it is{others}{ends}",
         because=measured,
         fix=f"look at what the optimizer's step does with {name}: its state, hooks and closures",
     )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.promises import Frozen
 
 
 class _Resets(torch.optim.Adam):
@@ -144,3 +145,62 @@ def test_a_step_keeps_what_it_has_learned(how: str, code: str | None) -> None:
         optimizer=lambda model: torch.optim.RMSprop(model.parameters(), 1e-3),
     ).check(["repeatable-steps"])
     assert [f.code for f in report.findings if f.status != "passed"] == ([code] if code else [])
+
+
+class _Leaves(torch.optim.Optimizer):
+    """Goes by the sign of each gradient; at a parameter without one it goes on with the next, or ends."""
+
+    ends, decay = True, 0.0
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(1 - self.decay)
+            for p in group["params"]:
+                if p.grad is None:
+                    if self.ends:
+                        break
+                    continue
+                p.sub_(p.grad.sign() * group["lr"])
+        return None
+
+
+class _GoesOn(_Leaves):
+    ends = False
+
+
+class _Decays(_Leaves):
+    decay = 0.1
+
+
+class _Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(5, 8)
+        self.places = nn.Parameter(torch.randn(8), requires_grad=False)
+        self.after = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(torch.tanh(self.before(x)) + self.places)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(_Leaves, "weight-static"), (_Decays, "weight-only-decays"), (_GoesOn, "")]
+)
+def test_a_step_that_ends_its_loop_early_is_told_by_the_break(kind: Any, code: str) -> None:
+    g = torch.Generator().manual_seed(4)
+    report = Contract(
+        model=_Positions,
+        batch=((torch.randn(6, 5, generator=g),), torch.randn(6, 2, generator=g)),
+        loss=nn.functional.mse_loss,
+        optimizer=lambda m: kind([*m.before.parameters(), m.places, *m.after.parameters()]),
+        promises=[Frozen("places", reason="drawn once")] if kind is not _Decays else [],
+    ).check(["weights-update"])  # fmt: skip
+    found = [f for f in report.findings if f.status == "violated"]
+    assert [f.code for f in found] == ([code] if code else [])
+    for one in found:
+        assert one.location.text == "break"
