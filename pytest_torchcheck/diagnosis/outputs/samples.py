@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,7 @@ def mixed(
     if apart_by_rounding(subject, batch, other, rows, first, first):
         return one_grid("samples-mixed", path, gap, place)
     place = rewritten(subject, batch, other, rows, first, first) or place
+    place = decided(place)
     return places.finding_at(
         place,
         subject,
@@ -71,6 +73,16 @@ def mixed(
         fix="operate per sample on this line: check the dim argument, and reshape or view across the batch",
         evidence={"gaps": dict(gaps)},
     )
+
+
+def decided(place: Place | None) -> Place | None:
+    """Return a place with the condition around its line, and what gave that its values: it may be what is wrong."""
+    if place is None or place.location is None:
+        return place
+    lines = sources.deciding_lines(place.location)
+    known = {c.location for c in place.settings}
+    found = [Culprit("call", "if", "decides that it runs", at) for at in lines if at not in known]
+    return replace(place, settings=(*place.settings, *found[:3]))
 
 
 def one_grid(code: str, path: str, gap: float, place: Place | None) -> Finding:
