@@ -20,6 +20,7 @@ from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
 from . import eval_lines, places
 from .samples import forward_line
+from .sizing import sizing_line
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -311,7 +312,8 @@ def output_mismatch(
 ) -> Finding:
     """Explain an output that does not fit its spec: its path, what is declared, and what came out."""
     path, declared, got = wrong
-    place = _regrouped(subject, batch, trees.tensors(output).get(path))
+    made = trees.tensors(output).get(path)
+    place = _regrouped(subject, batch, made) or sizing_line(subject, batch, path, made)
     where = place.location if place is not None else None
     where = where or forward_line(subject)
     return violated(
