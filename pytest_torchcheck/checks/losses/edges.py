@@ -100,7 +100,7 @@ def _certain(loss: LossOfOutput) -> Iterator[tuple[LossOfOutput, LossOfOutput]]:
     if len(loss.outputs) != 1:
         return
     ((path, output),) = loss.outputs.items()
-    if not output.numel() or output.is_sparse:
+    if not output.numel() or output.is_sparse or output.is_complex():
         return
     unit = float(output.detach().min()) >= 0 and float(output.detach().max()) <= 1
     for target in loss.targets().values():

@@ -104,9 +104,8 @@ def _lost_labels(
     """
     targets = targets_of(batch)
     leaves = trees.floats(output_for_loss(subject)).values()
-    whole = {
-        p: t for p, t in targets.items() if not t.is_floating_point() and t.dtype != torch.bool
-    }
+    odd = (torch.bool, torch.complex64, torch.complex128)
+    whole = {p: t for p, t in targets.items() if not t.is_floating_point() and t.dtype not in odd}
     fitting = [(p, t, leaf) for p, t in whole.items() for leaf in leaves if _fits(t, leaf)]
     if len(targets) < 2 or len(fitting) != 1 or fitting[0][1].numel() < 2:
         return []

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _TOTALS: Final = ("SumBackward0", "MeanBackward0")
 
 
+_NORMS = frozenset({"norm", "vector_norm"})
+"""They reduce a dimension of size one too: an image may have one channel."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartialNorm:
     """A derivative of one number per sample that is reduced to more numbers than there are samples.
@@ -62,9 +66,10 @@ class PartialNorms:
                 continue
             derivative, number, place, shape = known
             whole = tensor.numel()
-            if result.numel() == whole:
+            lost = result.dim() < tensor.dim() and name.rpartition(".")[2] in _NORMS
+            if result.numel() == whole and not lost:
                 self._known[result] = known
-            elif shape[0] < result.numel() < whole:
+            elif shape[0] < result.numel() <= whole:
                 made = PartialNorm(derivative, op(), number, place, shape, tuple(result.shape))
                 self.found.append(made)
             return

@@ -14,8 +14,10 @@ from ...runs.looks import (
     double_norms,
     norms_of,
 )
+from ...runs.variants.woken import jittered
 from ...state import isolated, seed_everything
 from ...subject.errors import SubjectError
+from ...subject.gradients import clear_gradients
 
 if TYPE_CHECKING:
     from ...subject import Subject
@@ -78,6 +80,13 @@ def structural_zeros(subject: Subject, live: set[str]) -> list[str]:
             confirmed = {n for n in confirmed if norms.get(n, 0.0) < STRUCTURAL * top}
             if not confirmed:
                 break
+    if confirmed:
+        # where a scale begins at one, a mean of what is normalised may cancel until it moves
+        with jittered(subject, seed=subject.seed) as model, torch.enable_grad():
+            clear_gradients(model)
+            norms = norms_of(subject, model, 0, 0) or {}
+        top = max(norms.values(), default=0.0)
+        confirmed = {n for n in confirmed if norms.get(n, 0.0) < STRUCTURAL * top or not norms}
     return [name for name in doubtful if name in confirmed]
 
 

@@ -83,6 +83,8 @@ def moved_by_order(subject: Subject) -> Reordered | None:
                 return Reordered(change=0.0, size=size, first=first, second=moved)
             if change < smallest:
                 smallest, second = change, moved
+        if abs(float(first()) - base) > _SAME * max(abs(base), 1e-6):
+            return None  # it remembers earlier calls
     except (SubjectError, RuntimeError):
         return None
     return Reordered(change=smallest / max(abs(base), 1e-6), size=size, first=first, second=second)

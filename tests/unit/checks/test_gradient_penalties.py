@@ -102,3 +102,35 @@ def test_other_uses_of_a_gradient(penalty):
 @pytest.mark.parametrize("summed", [False, True])
 def test_a_function_with_a_number_for_each_frame_has_a_norm_for_each(summed):
     assert told(each_frame, frames=True, summed=summed).status == "passed"
+
+
+class Grey(nn.Module):
+    """Scores pictures of one channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.score = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.score(self.conv(x).tanh().square().mean((2, 3))).squeeze(1)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_norm_over_one_channel_is_of_each_pixel(whole: bool) -> None:
+    def train_step(model, optimizer, inputs, targets):
+        x = inputs[0].clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        norms = gradient.flatten(1).norm(2, dim=1) if whole else gradient.norm(2, dim=1)
+        loss = (model(x) - targets).square().mean() + ((norms - 1) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    torch.manual_seed(2)
+    contract = Contract(
+        model=Grey, train_step=train_step, batch=((torch.randn(5, 1, 6, 6),), torch.randn(5)),
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.01),
+    )  # fmt: skip
+    (finding,) = contract.check(["step-losses"]).findings
+    assert finding.status == ("passed" if whole else "violated"), str(finding)

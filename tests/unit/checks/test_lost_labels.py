@@ -60,3 +60,26 @@ def test_labels_that_are_chosen_where_they_count_for_nothing_are_told() -> None:
 )
 def test_labels_that_count_in_some_batch_are_read(loss, flags: Tensor) -> None:
     assert not told(loss, flags)
+
+
+class Remembers:
+    """Compares samples with each other, and with those of earlier calls."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def __call__(self, z: Tensor, labels: Tensor) -> Tensor:
+        same = (labels[:, None] == labels[None]).float()
+        loss = ((z @ z.T).tanh() - same).square().mean()
+        for old in self.seen[-3:]:
+            loss = loss + (z @ old.T).tanh().square().mean()
+        self.seen.append(z.detach().clone())
+        return loss
+
+
+def test_a_loss_that_remembers_earlier_calls_is_not_compared_in_two_orders() -> None:
+    contract = Contract(
+        model=lambda: nn.Linear(5, 4), batch=((X,), LABELS), loss=Remembers(),
+    )  # fmt: skip
+    found = contract.check(["in-batch-pairs"]).findings
+    assert not [f for f in found if f.status == "violated"], found
