@@ -82,7 +82,7 @@ def structural_zeros(subject: Subject, live: set[str]) -> list[str]:
                 break
     if confirmed:
         # where a scale begins at one, a mean of what is normalised may cancel until it moves
-        with jittered(subject, seed=subject.seed) as model, torch.enable_grad():
+        with jittered(subject, seed=subject.seed, frozen=False) as model, torch.enable_grad():
             clear_gradients(model)
             norms = norms_of(subject, model, 0, 0) or {}
         top = max(norms.values(), default=0.0)

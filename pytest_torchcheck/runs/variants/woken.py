@@ -138,7 +138,7 @@ _FROM_ZERO = 0.02  # of a parameter that is zero throughout
 
 
 @contextlib.contextmanager
-def jittered(subject: Subject, *, seed: int) -> Iterator[nn.Module]:
+def jittered(subject: Subject, *, seed: int, frozen: bool = True) -> Iterator[nn.Module]:
     """Give the model in float64 with every parameter moved at random by a twentieth of its size.
 
     Zero-initialised heads and ties at the first weights are gone there. The pristine state comes
@@ -148,22 +148,25 @@ def jittered(subject: Subject, *, seed: int) -> Iterator[nn.Module]:
     Args:
         subject: Whose model.
         seed: Decides the directions.
+        frozen: Whether parameters move that do not train.
     """
     # in_double puts back other storage; parameters in float64 already keep theirs
     wide = any(p.dtype in (torch.float64, torch.complex128) for p in subject.model.parameters())
     kept = subject.pristine(steps=True) if wide else contextlib.nullcontext()
     with kept, subject.in_double() as model:
         torch.set_default_dtype(torch.float64)
-        jitter(model, seed=seed)
+        jitter(model, seed=seed, frozen=frozen)
         yield model
 
 
 @torch.no_grad()
-def jitter(model: nn.Module, *, seed: int) -> None:
-    """Move every parameter at random by a twentieth of its size, the same way in every dtype."""
+def jitter(model: nn.Module, *, seed: int, frozen: bool = True) -> None:
+    """Move every parameter, or every one that trains, at random by a twentieth of its size, alike in every dtype."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in map(here, model.parameters()):
         if parameter.device.type == "meta" or not parameter.numel():
+            continue
+        if not (frozen or parameter.requires_grad):
             continue
         if parameter.is_floating_point() or parameter.is_complex():
             _move(parameter, generator)
