@@ -41,7 +41,8 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
     """Call the loss with one sample at a time, with targets that are all of one class, and with outputs that are right.
 
     Scores and probabilities that are as sure of the targets as rounding allows are what training leads to: the
-    loss and its gradient must be finite there. Where a batch of one is declared, a loss that takes samples of one label must not raise for samples of another.
+    loss and its gradient must be finite there. Where a batch of one is declared, a loss that takes samples of one
+    label must not raise for samples of another.
     """
     loss = loss_of_output(subject)
     if isinstance(loss, str):

@@ -39,13 +39,14 @@ def parting_line(subject: Subject, *batches: Batch) -> Place | None:
         Culprit("tensor", name, "decides what is computed", place.location)
         for name in _arguments(place.location)
     )
+    alone = Culprit("call", found.alone.name, "runs or does not", found.alone.location)
     return replace(
         place,
-        settings=(*decides, *place.settings, Culprit("call", found.alone.name, "runs or does not", found.alone.location)),
+        settings=(*decides, *place.settings, alone),
         cause="a condition reads one number, which some samples decide for all of them",
         fix=f"let the number{on_line(place.location)} hold for every sample (all of a mask, not a row of it), "
         "or compute the same for any value of it",
-    )  # fmt: skip
+    )
 
 
 def _arguments(place: Location | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Broken promises of behaviour, explained: where the future, the padding, by its length or its values, or the order gets in."""
+"""Broken promises of behaviour, explained: where the future, padding by its length or its values, or an order gets in."""
 
 from __future__ import annotations
 

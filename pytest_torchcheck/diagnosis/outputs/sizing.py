@@ -80,7 +80,7 @@ def _declared(spec: Any, path: str, sizes: Mapping[str, int]) -> tuple[int, ...]
 
 
 def _giving(trace: Trace, place: int, dim: int) -> Step | None:
-    """Return the first operation on the way to a value whose result has its size in a dimension, counted from the end."""
+    """Return the first operation on the way to a value that gives its size in a dimension, counted from the end."""
     size, found = trace.values[place].shape[dim], None
     while (step := trace.makers.get(place)) is not None and step is not found and step.operands:
         found = step

@@ -47,7 +47,7 @@ def optimizer_line(subject: Subject, name: str = "") -> Location | None:
 
 
 def leaving_break(subject: Subject) -> Location | None:
-    """Return the one ``break`` that a step of an optimizer of the user's own runs; None where it runs none, or several."""
+    """Return the one ``break`` that a step of a user's own optimizer runs; None where it runs none, or several."""
     found: dict[int, Location] = {}
     with subject.pristine(steps=True, train=True, seeded=True) as model:
         made = subject.make_optimizer(model)
