@@ -44,7 +44,7 @@ BUILT_IN: Final = {
     "detection": "pytest_torchcheck.adapters.detection:ADAPTER",
     "graphs": "pytest_torchcheck.adapters.graphs:ADAPTER",
 }
-"""Those of this package, known also where it is not installed; an entry point of the same name takes the place of one."""
+"""Those of this package, known also where it is not installed; an entry point of one name takes its place."""
 
 
 _FRAMEWORKS: Final = {

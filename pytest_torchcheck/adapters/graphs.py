@@ -1,4 +1,4 @@
-"""Graphs as PyTorch Geometric holds them: an object with ``x``, ``edge_index``, and ``batch`` where it holds several."""
+"""Graphs as PyTorch Geometric holds them: an object with ``x``, ``edge_index``, and ``batch`` where there are several."""
 
 from __future__ import annotations
 
