@@ -100,7 +100,8 @@ def _lost_labels(
 ) -> list[str]:
     """Return the one target that has the form of class labels, where it decides nothing, whatever classes it names.
 
-    Other targets are beside it; flags among them, which may say which labels count, are all on and all off too.
+    Other targets are beside it; flags among them, which may say which labels count, are all on and all off too, and
+    numbers, such as rewards, are other ones.
     """
     targets = targets_of(batch)
     leaves = trees.floats(output_for_loss(subject)).values()
@@ -111,8 +112,12 @@ def _lost_labels(
         return []
     path, labels, scores = fitting[0]
     classes = range(min(scores.shape[1], scores.shape[-1], _MOST_CLASSES))
-    flags = [t for p, t in targets.items() if p != path and bool(((t == 0) | (t == 1)).all())]
+    beside = [t for p, t in targets.items() if p != path]
+    if not all(map(trees.computable, beside)):
+        return []
+    flags = [t for t in beside if bool(((t == 0) | (t == 1)).all())]
     switched = [with_target(batch, t, torch.full_like(t, on)) for t in flags for on in (1, 0)]
+    switched += [with_target(batch, t, _spread(t)) for t in beside if t.is_floating_point()]
     others = [labels.flip(0), labels.roll(1, 0), *(torch.full_like(labels, c) for c in classes)]
     try:
         for given in (batch, *switched):
@@ -124,6 +129,12 @@ def _lost_labels(
     except SubjectError:
         return []
     return [path]
+
+
+def _spread(target: torch.Tensor) -> torch.Tensor:
+    """Return numbers from -1 to 1 in a target's shape."""
+    line = torch.linspace(-1, 1, max(target.numel(), 1), device=target.device)
+    return line[: target.numel()].view(target.shape).to(target.dtype)
 
 
 def _depends_on(

@@ -188,6 +188,8 @@ def _any_matters(loss: LossOfOutput, base: Slopes) -> bool:
     for target in loss.targets().values():
         if target.is_complex() or not trees.computable(target):
             return True
+        if not target.numel():
+            continue
         low, high = target.min(), target.max()
         for value in (low, high) if bool(low != high) else ():
             try:

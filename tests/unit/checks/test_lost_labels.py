@@ -43,6 +43,13 @@ def weighted(logits: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
     return (F.cross_entropy(logits, labels, reduction="none") * weights).mean()
 
 
+def reinforced(logits: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+    """Raise the probability of actions by how much more than usual they are rewarded."""
+    actions, rewards = targets
+    gain = rewards - rewards.mean()
+    return -(gain * logits.log_softmax(1).gather(1, actions[:, None])[:, 0]).mean()
+
+
 def test_labels_that_are_chosen_where_they_count_for_nothing_are_told() -> None:
     ((status, code, place),) = told(lambda o, t: pseudo(o, t, turned=True), KNOWN)
     assert (status, code) == ("violated", "targets-ignored")
@@ -56,6 +63,7 @@ def test_labels_that_are_chosen_where_they_count_for_nothing_are_told() -> None:
         (masked, KNOWN),
         (masked, torch.zeros(12)),
         (weighted, torch.rand(12) + 0.5),
+        (reinforced, torch.zeros(12)),
     ],
 )
 def test_labels_that_count_in_some_batch_are_read(loss, flags: Tensor) -> None:
