@@ -238,9 +238,9 @@ def log_determinants(subject: Subject) -> Iterator[Finding]:
     """Compare what modules return as log-determinants with those of their Jacobians, and ask how the loss takes them.
 
     Such a module maps each sample to one of its size and gives a number beside it, in its forward or in a method such
-    as ``inverse``. One that is the negative of the
-    log-determinant is right where the loss rises with it. Another one is wrong where further modules of the model
-    return theirs, or where a whole number is all that it lacks; a constant that no weight changes is none.
+    as ``inverse``. One that is the negative of the log-determinant is right where the loss rises with it. Another one
+    is wrong where further modules of the model return theirs, or where a whole number is all that it lacks; a constant
+    that no weight changes is none.
     """
     if not any(map(names_it, set(map(type, subject.model.modules())))):
         yield not_applicable("no module of the model names a log-determinant")

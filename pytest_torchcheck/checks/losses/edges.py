@@ -1,4 +1,4 @@
-"""A loss at the edge: a single sample, and targets that are all of one class."""
+"""A loss at the edge: single samples, targets of one class alone, and outputs that are sure of their targets."""
 
 from __future__ import annotations
 
@@ -74,8 +74,10 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
         fair, found = _slopes(mild), _slopes(case)
         if fair is None or found is None or not fair.finite:
             continue  # it asks for something else of its outputs: angles, say
+        if math.isinf(found.value):
+            continue  # as an exponential of the output may be
         tried += 1
-        if not found.finite and not math.isinf(found.value):
+        if not found.finite:
             yield explain.not_finite(subject, _CERTAIN, case, found, "violated")
             return
     if (path := _by_target(subject, loss, taken, refused)) is not None:

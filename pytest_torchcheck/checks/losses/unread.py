@@ -104,11 +104,13 @@ def _lost_labels(
     numbers, such as rewards, are other ones.
     """
     targets = targets_of(batch)
+    if len(targets) < 2:
+        return []
     leaves = trees.floats(output_for_loss(subject)).values()
     odd = (torch.bool, torch.complex64, torch.complex128)
     whole = {p: t for p, t in targets.items() if not t.is_floating_point() and t.dtype not in odd}
     fitting = [(p, t, leaf) for p, t in whole.items() for leaf in leaves if _fits(t, leaf)]
-    if len(targets) < 2 or len(fitting) != 1 or fitting[0][1].numel() < 2:
+    if len(fitting) != 1 or fitting[0][1].numel() < 2:
         return []
     path, labels, scores = fitting[0]
     classes = range(min(scores.shape[1], scores.shape[-1], _MOST_CLASSES))

@@ -16,6 +16,7 @@ from ..outputs.places import place_of, recorded
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Location
+    from ...probes.recorded.operations import Trace
     from ...subject import Subject
     from ..crashes.place import Place
 
@@ -31,6 +32,11 @@ def parting_line(subject: Subject, *batches: Batch) -> Place | None:
         (base, other), _ = recorded(subject, list(batches))
     except SubjectError:
         return None
+    return parted(subject, base, other)
+
+
+def parted(subject: Subject, base: Trace, other: Trace) -> Place | None:
+    """Do what :func:`parting_line` does with two runs that are recorded."""
     found = branching(base, other)
     place = place_of(found, subject.model)
     if found is None or place is None:

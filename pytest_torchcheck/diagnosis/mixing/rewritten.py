@@ -9,6 +9,7 @@ from torch import nn
 
 from ...explanation import on_line
 from ...findings import Culprit
+from ...loop.patches import wrap
 from ...probes.holding.holders import lines_run
 from ...record.tracing import find_line, line_of
 from ...runs.outputs import gaps_between, outputs_of
@@ -69,17 +70,14 @@ def _held(model: nn.Module, names: list[str]) -> Iterator[None]:
     """Leave out every assignment to some buffers inside."""
     parts = (name.rpartition(".") for name in names)
     kept = {(id(model.get_submodule(owner)), leaf) for owner, _, leaf in parts}
-    original = nn.Module.__setattr__
 
-    def assign(module: nn.Module, name: str, value: Any) -> None:
-        if (id(module), name) not in kept:
-            original(module, name, value)
+    def assign(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (id(args[0]), args[1]) not in kept:
+            original(*args, **kwargs)
 
-    nn.Module.__setattr__ = assign  # type: ignore[method-assign, assignment]
-    try:
+    with contextlib.ExitStack() as stack:
+        wrap(stack, nn.Module, "__setattr__", assign)
         yield
-    finally:
-        nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
 def _place(subject: Subject, names: list[str]) -> Place:

@@ -13,6 +13,7 @@ from ...probes.holding.holders import lines_run
 from ...runs.facts import forward_facts
 from ...runs.remembering import outlived, remembered, trained_otherwise
 from ...runs.training.observation import observe
+from ...runs.variants.largest import sizes_of
 from ...subject.errors import SubjectError
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
@@ -49,7 +50,7 @@ def remembers(
     named = _keepers(subject, [guilty] if guilty else kept, other)
     sizes = "the same sizes"
     if other is not None:
-        sizes = _sizes(other)
+        sizes = f"sizes {sizes_of(other)}"
     read = reading_line(subject, guilty, other) if guilty and other is not None else None
     if read is not None:
         named = [*named, Culprit("tensor", guilty, "is read", read)]
@@ -68,7 +69,7 @@ def remembers(
         culprits=named or [Culprit("output", moved[0], "differs")],
         location=place or sources.of_object(type(subject.model).forward),
         observed=f"after another batch of {sizes}, "
-        + ("the base batch" if base is None else f"one of {_sizes(base)}")
+        + ("the base batch" if base is None else f"one of sizes {sizes_of(base)}")
         + " gives other values than alone",
         cause=f"{what} {'is' if len(listed) == 1 else 'are'} computed from the {'data' if other is None else 'sizes'} "
         "of one call and used in the next",
@@ -89,10 +90,6 @@ def _kept_better(other: Batch | None, key: Location | None, read: Location | Non
     if key is not None:
         return f"let its key{on_line(key)} hold all that the values depend on"
     return f"keep one for each size{part}"
-
-
-def _sizes(batch: Batch) -> str:
-    return "sizes " + ", ".join(f"{name}={size}" for name, size in batch.sizes.items())
 
 
 def _created(subject: Subject, moved: list[str], late: Sequence[str]) -> Finding:

@@ -19,7 +19,7 @@ from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..crashes.place import Place
 from ..loss.bounds import initialisation_line
-from ..mixing.branches import parting_line
+from ..mixing.branches import parted
 from . import mask_lines, places
 from .cancelled import without_influence
 from .mask_lines import given_masks, not_hidden
@@ -58,6 +58,8 @@ def lengthening_line(
             that is not known.
     """
     (base, other), allowed = places.recorded(subject, [batch, longer])
+    if (by_number := parted(subject, base, other)) is not None:
+        return by_number
     first = functools.partial(
         first_lengthening, length=length, extra=extra, side=side, allowed=allowed or 1e-4, real=real
     )
@@ -225,7 +227,7 @@ def padding(
             subject, extended, {length: refilled}, length=length + extra, side=promise.side
         )
     if place is None and not contents:
-        place = parting_line(subject, batch, extended) or lengthening_line(
+        place = lengthening_line(
             subject, batch, extended, length=length, extra=extra, side=promise.side, real=real
         )
     row = None if contents else _filled_row(subject, promise, [batch, extended], output, gap)

@@ -103,3 +103,19 @@ def test_losses_that_stay_finite_or_are_made_for_other_outputs_pass(
     model, targets: Tensor, loss
 ) -> None:
     assert not told(model, targets, loss)
+
+
+def growing(scores: Tensor, flags: Tensor) -> Tensor:
+    """Is infinite at large scores, as a likelihood of counts may be."""
+    return (scores.exp().exp() - flags * scores).mean()
+
+
+def test_what_is_infinite_there_is_not_counted_as_finite() -> None:
+    counted = []
+    for loss in (F.binary_cross_entropy_with_logits, growing):
+        (found,) = (
+            Contract(model=plain, batch=((X,), FLAGS), loss=loss).check(["edge-targets"]).findings
+        )
+        assert found.status == "passed"
+        counted.append(int(found.summary.split(" edge cases")[0].split()[-1]))
+    assert counted[0] == counted[1] + 1
