@@ -186,9 +186,9 @@ class OneLine:
 
 
 def _like(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Say whether two selections are multiples of each other, up to what float32 rounds."""
+    """Say whether two selections are multiples of each other, up to what float32 rounds; one number alone is none."""
     most = max(range(len(one)), key=lambda i: abs(one[i]))
-    if not one[most] or not other[most]:
+    if not one[most] or not other[most] or sum(map(bool, one)) < 2:
         return False
     scale = one[most] / other[most]
     return all(abs(a - scale * b) <= 1e-4 * abs(one[most]) for a, b in zip(one, other, strict=True))
