@@ -13,7 +13,6 @@ from ..runs.overfitting.attempts import (
     DECLARED,
     Attempt,
     declared_attempt,
-    eased,
     own_attempt,
     quick_attempt,
 )
@@ -32,6 +31,7 @@ from ..runs.overfitting.one_batch import (
 from ..runs.overfitting.reach import (
     Outputs,
     climb,
+    eased,
     few_parameters,
     hopeless,
     outputs_in_double,
@@ -105,7 +105,7 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
     keep = min(_KEPT, budget.left / 2)
     if (quick := quick_attempt(subject, goal, budget, keep=keep)) is not None:
         seen, attempt = quick
-        near = eased(goal, seen.floor)
+        near = eased(subject, goal, seen)
         slow = attempt.ended in ("pace", "budget") and _fell(attempt)
         if _done(attempt, near) or slow or budget.left < keep + _SEEN:
             return _judge(subject, near, seen, [attempt], budget, quick=True)
@@ -170,7 +170,7 @@ def _judge(
     if _done(first, goal):
         return passed(
             f"the loss fell from {first.losses[0]:.4g} to {min(first.finite[-5:]):.4g} in "
-            f"{len(first.losses)} steps ({floor})"
+            f"{len(first.losses)} steps ({floor}{_uniform(floor) if quick else ''})"
             + (f": {first.name}" if first.name.startswith(f"{DECLARED}, ") or quick else ""),
             evidence=shown,
         )
@@ -184,6 +184,12 @@ def _judge(
             evidence=shown,
         )
     return _not_learnt(subject, seen, attempts, best, budget, shown)
+
+
+def _uniform(floor: Floor) -> str:
+    if floor.uniform is None or floor.uniform <= floor.value:
+        return ""
+    return f"; {floor.uniform:.3g} with scores that are the same everywhere"
 
 
 def _not_learnt(

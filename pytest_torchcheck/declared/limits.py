@@ -51,7 +51,8 @@ class Overfit(metaclass=Declaring):
         steps: Most plain training steps that the check may spend, everything included.
         ratio: What part of the distance between the first loss and its floor may remain. Where a
             contract declares no ``overfit``, a quarter may where Adam learns a few samples and the
-            floor is known.
+            floor is known, and more where the loss of labels is clearly below that of scores which
+            are the same for all samples and positions: then they follow the inputs.
     """
 
     _refuses: ClassVar[type[Exception]] = DeclarationError

@@ -59,6 +59,7 @@ class Floor:
     def __init__(self, loss: Tensor) -> None:
         self._entropies: dict[Node, float] = {}
         self._now: dict[Node, float] = {}
+        self._uniform: dict[Node, float] = {}
         self._handles: list[Any] = []
         self._bounded, self._shift, self._linear = True, False, True
         self._loss = float(loss.detach())
@@ -80,6 +81,16 @@ class Floor:
             return self._rest + lowest
         # what is left of a linear loss is its constant
         return self._loss - sum(self._now.values()) + lowest if self._linear else None
+
+    @property
+    def uniform(self) -> float | None:
+        """The lowest value for scores that are the same in every sample and position; None where it is not known.
+
+        Who gets below it has scores that follow the inputs. It is the entropy of the labels of all samples together.
+        """
+        if self.value is None or not self._uniform:
+            return None
+        return self.value + sum(self._uniform.values()) - sum(self._entropies.values())
 
     def release(self) -> None:
         """Remove the hooks."""
@@ -159,6 +170,9 @@ class Floor:
                     gradient = gradients[0].detach().to(torch.float64)
                     dim = int(getattr(node, "_saved_dim", -1))
                     self._entropies[node] = self._entropy(gradient, _dim(dim))
+                    rest = [d for d in range(gradient.dim()) if d != _dim(dim) % gradient.dim()]
+                    whole = gradient.sum(rest, keepdim=True) if rest else gradient
+                    self._uniform[node] = self._entropy(whole, _dim(dim))
                     logarithms = node._saved_result.detach()  # type: ignore[attr-defined]
                     terms = (gradient * logarithms)[gradient != 0]
                     self._now[node] = float(terms.sum())

@@ -298,6 +298,13 @@ def nodes_of(*roots: Any, most: int = 200_000, beyond: Collection[Any] = ()) -> 
     return seen
 
 
+def reaches_leaves(loss: Tensor, beyond: Collection[Any]) -> bool:
+    """Say whether a loss reaches what takes a gradient in a way that leads through none of these autograd nodes."""
+    return any(
+        type(node).__name__ == "AccumulateGrad" for node in nodes_of(loss.grad_fn, beyond=beyond)
+    )
+
+
 def tensors_in(thing: Any, depth: int = 6) -> Iterator[Tensor]:
     """Iterate over the tensors in nested lists, tuples, dicts and dataclasses, in order."""
     if isinstance(thing, Tensor):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ...declared.limits import UNDECLARED, Overfit
+from ...declared.limits import Overfit
 from ...lean import dataclass
 from ...loop.checkpoints import STEPS
 from ...objects import trees
@@ -20,7 +19,16 @@ from ...subject.gradients import clear_gradients
 from ...subject.optimizers import optimizers_of, require_steppable, step_schedulers
 from ...text.printable import message_of
 from ..training.steps import trajectory
-from .one_batch import Floor, few_samples, follow, look_from, remaining, small_batch, steepness
+from .one_batch import (
+    Floor,
+    few_samples,
+    follow,
+    look_from,
+    remaining,
+    small_batch,
+    steepness,
+)
+from .reach import eased
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,19 +43,16 @@ _RATES = (1e-6, 3e-2)
 """Lowest and highest first learning rate of Adam."""
 _BETAS, _QUICK = (0.7, 0.9), (0.9, 0.95)
 """How long Adam remembers, in a run and in the first one of a few samples: both have a few dozen steps."""
+_SHARE = 0.6  # of the way to the floor, to first order, that the first step of a few samples goes
 _FUSED = (torch.float32, torch.float64)
 _FLAT = 0.01  # of the distance to the floor: a run that gains less in its last window has stopped
 _TOO_FAR = 3.0  # times the steps that are left: a run whose pace needs more is ended
 _ENOUGH = 18  # steps on a few samples: who reaches the goal mostly does so in fewer
-_SHOWN = (
-    5  # steps after which a declared optimizer that learns, and too slowly, leaves the rest to Adam
-)
+_SHOWN = 5  # steps after which a declared optimizer that learns too slowly leaves the rest to Adam
 _LEARNS = 0.9  # of the way is left then, at most
 _FALLS = 1e-4
 """Of the loss, from one step to the next: far more than rounding, and than an optimizer that crawls."""
 _GROWN = 2.0  # times the first loss: an optimizer that went further is looked at by itself
-_FAR_ENOUGH = 0.25
-"""Of the distance, for a few samples: one output for all of them leaves more of the loss of a few classes."""
 _LITTLE = 1e-6  # a smaller distance or gradient leaves nothing to learn
 DECLARED = "the declared optimizer"
 
@@ -155,11 +160,6 @@ def own_attempt(
     )
 
 
-def eased(goal: Overfit, floor: Floor) -> Overfit:
-    """Return when a few samples are learnt: earlier where the contract declares nothing and the floor is known."""
-    return replace(goal, ratio=_FAR_ENOUGH) if goal is UNDECLARED and floor.known else goal
-
-
 def quick_attempt(
     subject: Subject, goal: Overfit, budget: Budget, *, keep: float
 ) -> tuple[Look, Attempt] | None:
@@ -183,8 +183,8 @@ def quick_attempt(
         if not (math.isfinite(seen.slope) and gap > _LITTLE and seen.slope > _LITTLE):
             return None
         losses.append(seen.loss)
-        rate = _first_rate(seen.loss, seen.floor, seen.slope, 0.75)
-        keep, goal = max(keep, budget.left - _ENOUGH), eased(goal, seen.floor)
+        rate = _first_rate(seen.loss, seen.floor, seen.slope, _SHARE)
+        keep, goal = max(keep, budget.left - _ENOUGH), eased(subject, goal, seen)
         rate, ended = _by_adam(subject, model, goal, seen.floor, budget, losses, keep, rate, batch)
     return seen, Attempt(
         name=f"Adam from a rate of {rate:.2g}"
@@ -221,8 +221,7 @@ def _without_dropout(model: nn.Module) -> nn.Module:
 
 def _first_rate(loss: float, floor: Floor, slope: float, share: float = 0.5) -> float:
     """Return the rate at which a first step of Adam goes so much of the way to the floor, to first order."""
-    gap = loss - floor.value if floor.bounded else max(1.0, abs(loss))
-    return min(max(share * gap / max(slope, 1e-30), _RATES[0]), _RATES[1])
+    return min(max(share * _way(loss, floor) / max(slope, 1e-30), _RATES[0]), _RATES[1])
 
 
 def _by_adam(

@@ -12,7 +12,7 @@ from ...objects import trees
 from ...probes.loss import floors
 from ...probes.loss.arguments import targets_of
 from ...probes.loss.own import labels_of
-from ...probes.recorded.watch import nodes_of
+from ...probes.recorded.watch import reaches_leaves
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
@@ -66,11 +66,13 @@ class Floor:
         value: The loss; -inf where none is known of a negative loss.
         bounded: Whether there is a value.
         known: Whether it was found; where not, zero, which few losses go below, stands for it.
+        uniform: The lowest loss of scores that are the same for all samples and positions, where it is known.
     """
 
     value: float
     bounded: bool = True
     known: bool = True
+    uniform: float | None = None
 
     def __str__(self) -> str:
         """What is known of it, in words."""
@@ -173,7 +175,7 @@ def look_from(subject: Subject, model: nn.Module, batch: Batch, budget: Budget) 
         freed = None if value is not None else _freed(subject, output)
         del output, loss
     if value is not None:
-        floor = Floor(value=value)
+        floor = Floor(value=value, uniform=known.uniform)
     else:
         floor = UNKNOWN if freed is None else _descended(subject, batch, freed, budget)
         if first <= floor.value:
@@ -183,10 +185,7 @@ def look_from(subject: Subject, model: nn.Module, batch: Batch, budget: Budget) 
 
 def _through(output: Any, loss: torch.Tensor) -> bool:
     """Say whether a loss reaches parameters through the tensors of an output only."""
-    made = {t.grad_fn for t in trees.floats(output).values()} - {None}
-    return not any(
-        type(node).__name__ == "AccumulateGrad" for node in nodes_of(loss.grad_fn, beyond=made)
-    )
+    return not reaches_leaves(loss, {t.grad_fn for t in trees.floats(output).values()} - {None})
 
 
 def steepness(model: nn.Module) -> float:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...batches.rows import flat_rows
+from ...declared.limits import UNDECLARED
 from ...lean import dataclass
 from ...objects import trees
+from ...probes.loss.own import labels_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
@@ -19,14 +22,20 @@ from .one_batch import FORWARD, small_batch
 
 if TYPE_CHECKING:
     from ...batches import Batch
+    from ...declared.limits import Overfit
     from ...subject import Subject
-    from .one_batch import Budget
+    from .one_batch import Budget, Look
 
 _DRAWN_FLOATS, _DRAWN_LABELS = 64, 1024
 """More random targets than these are not memorised within a budget of some steps."""
 _EQUAL_GRADIENT = 1e-9  # of the largest element of a parameter's gradient
 _EQUAL = 1e-12  # of the largest element, in float64: no more than the order of additions
 _CLEAR = 1e-3  # of the largest element, in float32: far more than rounding
+_FAR_ENOUGH = 0.25
+"""Of the distance, for a few samples: one output for all of them leaves more of the loss of a few classes."""
+_BELOW = 0.9  # of the loss of scores that are the same everywhere: what goes below follows inputs
+_MOST_LEFT = 0.6
+"""Of the distance: a loss that begins where one output for all samples ends has to fall, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +135,8 @@ def told_apart(subject: Subject, batch: Batch) -> bool:
 
     What is equal by structure is equal at all weights, and need not be looked for in float64 then.
     """
-    targets = [trees.dense(t) for t in trees.tensors(batch.targets).values()]
+    known = trees.tensors(batch.targets) or labels_of(batch, subject.model)
+    targets = [trees.dense(t) for t in known.values()]
     if not targets:
         return True
     try:
@@ -140,6 +150,24 @@ def told_apart(subject: Subject, batch: Batch) -> bool:
         for values in map(trees.dense, made.values())
         for axis in range(values.dim())
     )
+
+
+def eased(subject: Subject, goal: Overfit, seen: Look) -> Overfit:
+    """Return when a few samples are learnt: earlier where the contract declares nothing and the floor is known.
+
+    Clearly below what scores reach that are the same for all samples and positions, they follow the inputs as the
+    labels ask: that is known of losses of labels alone, and enough where the outputs differ wherever the targets do.
+    """
+    floor = seen.floor
+    if goal is not UNDECLARED or not floor.known:
+        return goal
+    way = seen.loss - floor.value
+    if floor.uniform is None or not (
+        floor.value < floor.uniform < seen.loss and told_apart(subject, subject.batch())
+    ):
+        return replace(goal, ratio=_FAR_ENOUGH)
+    below = _BELOW * (floor.uniform - floor.value) / way
+    return replace(goal, ratio=min(max(_FAR_ENOUGH, below), _MOST_LEFT))
 
 
 def outputs_in_double(subject: Subject, batch: Batch, budget: Budget) -> Outputs:
