@@ -12,6 +12,7 @@ from ...objects import trees
 from ...record.hooks import hooked
 from ...state import seed_everything
 from ...subject.errors import SubjectError
+from ..recorded.watch import reaches_leaves
 from .arguments import targets_of
 from .pulls import SAMPLES, moved_by, others_of, pulls_of
 from .slopes import LossOfOutput
@@ -53,9 +54,11 @@ def _names_of(model: nn.Module) -> list[str]:
 
 
 class OwnLoss(LossOfOutput):
-    """Calls a model that computes its own loss, in eval mode; its slopes are those by the float inputs.
+    """Calls a model that computes its own loss, in eval mode; its slopes are those by what the loss is made of.
 
-    Where no input is floating, they are those by what the first embedding makes of an input. No part
+    They are those by the one output, with an entry for each sample, through which the loss reaches every
+    weight: its logits, whose slopes need no backward through the model. Where there is none, they are those by the
+    float inputs, and where no input is floating, by what the first embedding makes of an input. No part
     of the model is random then but what it draws itself.
 
     Args:
@@ -77,6 +80,8 @@ class OwnLoss(LossOfOutput):
     ) -> None:
         super().__init__(subject, None, batch)
         self._axis, self._noise, self._more = axis, noise, seed
+        symbol = subject.source.batch_symbol
+        self._size = None if symbol is None else batch.sizes.get(symbol)
 
     def targets(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the labels, by their paths in the batch."""
@@ -206,7 +211,18 @@ class OwnLoss(LossOfOutput):
                 seed_everything(self._subject.seed + self._more)
                 with torch.enable_grad():
                     output = self._subject.call(model, given)
-                    return self._subject.compute_loss(output, given), leaves
+                    loss = self._subject.compute_loss(output, given)
+                    return loss, self._scored(output, loss) or leaves
+
+    def _scored(self, output: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the output through which alone a loss reaches leaves, by its path; empty where there is none."""
+        for path, tensor in trees.floats(output).items():
+            samples = tensor.shape[self._axis] if tensor.dim() > self._axis else 0
+            if samples != self._size or tensor.grad_fn is None or tensor.grad_fn is loss.grad_fn:
+                continue
+            if not reaches_leaves(loss, {tensor.grad_fn}):
+                return {path: tensor}
+        return {}
 
     def _noisy(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._noise is None:
