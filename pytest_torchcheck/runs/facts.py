@@ -232,6 +232,7 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
     inputs = {path: tensor.detach().clone() for path, tensor in batch.tensors().items()}
     holders = dict(batch.tensors())
     containers = trees.signature((batch.args, batch.kwargs))
+    few = None if train else _few(subject)
     with subject.pristine() as model, torch.no_grad():
         model.train(train)
         state = {} if train else _values(subject, model)
@@ -260,7 +261,8 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         memory = {} if train else _memory(output)
         del output
         shared = tuple(path for path, storage in memory.items() if not storage.expired())
-        further = {} if train else _repeat(subject, model, state, made)
+        again = few or (subject.batch(), made)
+        further = {} if train else _repeat(subject, model, state, *again)
     return ForwardFacts(
         outputs=made, structure=structure, with_graph=with_graph, inputs=len(inputs), changed_inputs=changed,
         containers=(containers, containers_after), settings=(before, after), consumed=consumed, others_moved=others_moved,
@@ -298,13 +300,29 @@ def _other_states() -> tuple[Any, ...]:
     return random.getstate(), kind, words.tobytes(), tuple(rest)
 
 
+def _few(subject: Subject) -> tuple[Batch, dict[str, torch.Tensor]] | None:
+    """Return some samples and their outputs in eval mode; None where the model has not so few, or refuses them."""
+    few = subject.few(subject.batch())
+    with contextlib.suppress(SubjectError):
+        return None if few is None else (few, outputs(subject, few))
+    return None
+
+
 def _repeat(
     subject: Subject,
     model: nn.Module,
     state: dict[str, torch.Tensor],
+    given: Batch,
     first: dict[str, torch.Tensor],
 ) -> dict[str, Any]:
     """Call again with another seed, and with the same where that is not decided; return what that shows.
+
+    Args:
+        subject: Whose model.
+        model: The model, after a forward of the base batch.
+        state: Its values before that.
+        given: What it is called with now: a few samples show what all of them show.
+        first: The outputs that a call with these gave from the pristine state, in eval mode.
 
     Returns:
         The fields ``repeats``, ``steady``, ``grows`` and ``applied``.
@@ -320,7 +338,7 @@ def _repeat(
     same: list[bool] = []
     for seed in (1, 0):  # what is the same with another seed repeats with the same one
         seed_everything(subject.seed + seed)
-        batch = subject.batch().clone()
+        batch = given.clone()
         watch = recording() if seed else contextlib.nullcontext(applied)
         try:
             with counter, watch as applied:

@@ -94,9 +94,12 @@ def test_one_look_serves_every_question():
     assert forward_facts(subject) is first
     assert outputs(subject) is first.outputs
     assert outputs(subject, subject.batch()) is first.outputs
-    assert calls == [False, False]  # one plain, one with another seed under the count of bytes
+    # of some samples, of all, and of some again with another seed under the count of bytes
+    assert calls == [False] * 3
+    assert outputs(subject, subject.few(subject.batch()))
+    assert calls == [False] * 3
     assert forward_facts(subject, train=True).repeats is None
-    assert calls[2:] == [True]
+    assert calls[3:] == [True]
 
 
 def test_outputs_are_those_of_a_plain_call():
@@ -106,14 +109,14 @@ def test_outputs_are_those_of_a_plain_call():
     assert torch.equal(outputs(subject)["output"], expected)
     fresh = outputs(subject, subject.batch().clone())
     assert torch.equal(fresh["output"], expected)
-    assert len(calls) == 1 + 2 + 1
+    assert len(calls) == 1 + 2 + 1 + 1
 
 
 @pytest.mark.parametrize("extra", [keep, random_output])
 def test_what_is_not_decided_by_another_seed_is_asked_with_the_same(extra):
     subject = subject_of(extra)
     seen = forward_facts(subject)
-    assert calls == [False, False, False]
+    assert calls == [False] * 4
     assert (seen.repeats, seen.steady) == (True, extra is keep)
 
 
@@ -211,7 +214,7 @@ def test_what_a_call_leaves_behind(extra, repeats, grows):
 
 def test_a_second_call_that_raises_is_a_reason_to_look():
     def once(module, x, y):
-        if len(calls) > 1:
+        if len(calls) > 2:
             raise RuntimeError("full")
         return y
 
