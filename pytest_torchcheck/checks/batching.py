@@ -97,6 +97,11 @@ def independence(subject: Subject) -> Iterator[Finding]:
     keep, fresh = torch.arange(size) == 0, subject.batch(1)
     if batch is not subject.batch():
         fresh = subject.source.rows(fresh, torch.arange(size))
+    if _keeps_itself(subject, batch, fresh, keep, rows, known):
+        yield passed(
+            f"{len(rows.dims)} outputs: the first of {size} samples does not depend on the others, nor on its place"
+        )
+        return
     refused, others = "", None
     try:
         mixed = _replace(subject, batch, fresh, keep)
@@ -125,6 +130,29 @@ def independence(subject: Subject) -> Iterator[Finding]:
         )
         return
     yield from _keeps_places(size, subject, batch, rows, known)
+
+
+def _keeps_itself(
+    subject: Subject,
+    batch: Batch,
+    fresh: Batch,
+    keep: torch.Tensor,
+    rows: Rows,
+    known: dict[str, torch.Tensor],
+) -> bool:
+    """Say whether the first sample keeps its outputs at another place among other samples: one run asks for both."""
+    size = len(keep)
+    try:
+        order = another_first(subject, batch, size)
+        mixed = _replace(subject, batch, fresh, keep)
+        turned = subject.source.rows(mixed, order)
+        of = torch.arange(size)
+        if not _differs(batch, mixed):
+            return False
+        leaks = compare(subject, batch, turned, rows, of[:1], of[order == 0], known=(known, None))
+    except SubjectError:
+        return False
+    return leaks is None
 
 
 def _groups(subject: Subject) -> Iterator[Finding]:
