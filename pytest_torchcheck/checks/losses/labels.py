@@ -103,15 +103,23 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
         with contextlib.suppress(SubjectError):  # what runs with the whole batch alone
             gradients = _pulls(subject, few)
             verdict = _shift_of(subject, some, gradients, bool(promised), names)
-    if verdict is None or verdict.status != "passed":  # two samples mostly settle it
+    if verdict is None or not _settled(verdict, gradients, some):  # two samples mostly settle it
         some, gradients = ids, _pulls(subject, batch)
         verdict = _shift_of(subject, ids, gradients, bool(promised), names)
     if gradients and not promised and repeated is not None:
         if verdict.status == "passed":
             verdict = answer_seen(subject, ids, _trained_everywhere(gradients[1], some)) or verdict
-        elif verdict.status == "not-applicable":
+        elif verdict.status == "not-applicable" and some is ids:
             verdict = _visible(subject, ids, gradients[1], names) or verdict
     yield verdict
+
+
+def _settled(verdict: Finding, gradients: Gradients | None, ids: torch.Tensor) -> bool:
+    """Say whether some samples settle it: they are trained on the next token, or on others at every position."""
+    if verdict.status == "passed":
+        return True
+    everywhere = gradients is not None and _trained_everywhere(gradients[1], ids)
+    return verdict.status == "not-applicable" and bool(everywhere)
 
 
 def _visible(

@@ -24,6 +24,7 @@ _VALUES: Final = (
 )  # fmt: skip
 _LIKE: Final = 1e-3
 """Share of a gradient that float32 leaves of the difference of two that are the same."""
+_ROWS: Final = 32  # of more than twice so many rows, so many are compared whole
 _MOST: Final = 1 << 20
 """Elements above which scores are not looked at: a copy of them would be large."""
 
@@ -163,7 +164,7 @@ class Comparisons:
         """
         known = self._passed if slopes is None else slopes
         return tuple(
-            _direction(one, trees.dense(slope).double(), loss)
+            _direction(one, trees.dense(slope), loss)
             for one in self._found
             if (slope := known.get(id(one.given))) is not None
             and bool(torch.isfinite(slope).all())
@@ -187,7 +188,7 @@ def _direction(one: _Comparison, slope: Tensor, loss: float) -> Direction:
     if one.axis is not None:
         return _of_classes(one, slope, one.axis, loss)
     values, target = one.given.detach().double(), one.target.detach().double()
-    pulled = slope * (target - (values.sigmoid() if one.logits else values))
+    pulled = slope.double() * (target - (values.sigmoid() if one.logits else values))
     way = pulled.reshape(len(pulled) if pulled.dim() else 1, -1).sum(1)
     rising = float((way[way != 0] > 0).double().mean()) if bool(way.any()) else 0.5
     told: Way = "away" if rising > 0.95 else "towards" if rising < 0.05 else "unknown"
@@ -197,9 +198,12 @@ def _direction(one: _Comparison, slope: Tensor, loss: float) -> Direction:
 
 def _of_classes(one: _Comparison, slope: Tensor, axis: int, loss: float) -> Direction:
     """Compare the gradient with that of a cross entropy over the classes, and over each other dimension."""
-    scores = one.given.detach().double().movedim(axis, -1)
-    slope, label = slope.movedim(axis, -1), one.target.detach()
-    counts = label >= 0
+    scores, label = one.given.detach().movedim(axis, -1), one.target.detach()
+    slope, counts = slope.movedim(axis, -1), label >= 0
+    if (rows := _towards(scores, slope, label, counts)) is not None:
+        return Direction(function=one.op.name, place=one.op.location, way="towards", over=axis, moved=one.moved,
+                         counted=rows)  # fmt: skip
+    scores, slope = scores.double(), slope.double()
     chosen = torch.zeros_like(scores)
     chosen.scatter_(-1, label.clamp(min=0).long()[..., None], counts[..., None].double())
     logs = scores.log_softmax(-1)
@@ -222,6 +226,21 @@ def _of_classes(one: _Comparison, slope: Tensor, axis: int, loss: float) -> Dire
                 way, over = "over-samples", dim if dim < axis else dim + 1
     return Direction(function=one.op.name, place=one.op.location, way=way, over=over, moved=one.moved,
                      counted=int(pulled.numel()), alone=alone)  # fmt: skip
+
+
+def _towards(scores: Tensor, slope: Tensor, label: Tensor, counts: Tensor) -> int | None:
+    """Return how many rows, of many, are pulled to their labels; None unless all are, some by a cross entropy."""
+    own = slope.gather(-1, label.clamp(min=0).long()[..., None])[..., 0]
+    pulled = counts & (own != 0)
+    rows = pulled.flatten().nonzero().flatten()
+    if len(rows) <= 2 * _ROWS or bool((own[pulled] > 0).any()) or bool(own[~counts].any()):
+        return None
+    some = rows[:: len(rows) // _ROWS]
+    few, gradient = (t.reshape(-1, t.shape[-1])[some].double() for t in (scores, slope))
+    chosen = torch.zeros_like(few).scatter_(-1, label.flatten()[some].long()[:, None], 1.0)
+    pull = few.softmax(-1) - chosen
+    weight = (gradient * pull).sum(-1, keepdim=True) / pull.square().sum(-1, keepdim=True)
+    return len(rows) if _alike(gradient, weight * pull) else None
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -305,21 +305,20 @@ def describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) 
     if call.producer is not None:
         made |= {"producer": call.producer, "weight": parameter_of(model, call.producer)}
     made["ctc"] = alignable(call)
-    if values.numel() == 0 or not bool(torch.isfinite(values).all()):
+    low, high = map(float, values.aminmax()) if values.numel() else (math.nan, math.nan)
+    if not (math.isfinite(low) and math.isfinite(high)):
         return Consumed(**made)
     made["misfit"] = misfit(call, values, grad)
-    low, high = float(values.min()), float(values.max())
     made |= {
         "negative": low < 0,
         "unit": low >= 0 and high <= 1,
-        "zeros": float((values == 0).float().mean()),
+        "zeros": 1 - int(values.count_nonzero()) / values.numel(),
     }
     made["spread"] = float(values.std()) if values.numel() > 1 else 0.0
     classed = call.op.name in ("F.cross_entropy", "F.nll_loss", "F.nll_loss_nd")
     dim = 1 if classed and values.dim() > 1 else -1
     if values.dim() and values.shape[dim] > 1:
-        sums = values.sum(dim)
-        made["distribution"] = low >= 0 and bool(((sums - 1).abs() < 1e-3).all())
+        made["distribution"] = low >= 0 and bool(((values.sum(dim) - 1).abs() < 1e-3).all())
         made["log_distribution"] = high <= 0 and bool(
             ((values.exp().sum(dim) - 1).abs() < 1e-3).all()
         )

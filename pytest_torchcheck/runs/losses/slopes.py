@@ -89,13 +89,11 @@ class _Losses:
         _move([self._moves[name] for name in (self._moves if names is None else names)], step)
 
     def around(self, step: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss ahead and behind, at a step to both sides."""
+        """Return the loss ahead and behind, at a step to both sides; the parameters stay behind."""
         self.step(step)
         ahead = self.now()
         self.step(-2 * step)
-        behind = self.now()
-        self.step(step)
-        return ahead, behind
+        return ahead, self.now()
 
     def draws(self) -> bool:
         """Say whether a forward draws random numbers."""
@@ -217,6 +215,7 @@ def _settled(losses: _Losses, loss: float) -> Descent | None:
     with torch.no_grad():
         ahead, behind = losses.around(step)
         if narrow := ahead.dtype == torch.float32:
+            losses.step(step)
             step = _steps(True, promised, loss)[0]
             ahead, behind = losses.around(step)
     if ahead.dtype not in (torch.float64, torch.float32):
@@ -227,6 +226,7 @@ def _settled(losses: _Losses, loss: float) -> Descent | None:
     found = Descent(loss=loss, promised=promised, narrow=narrow)
     if abs(middle / promised - 1) <= close:
         return replace(found, slopes=(Slope(step=step, ahead=middle, behind=middle),))
+    losses.step(step)
     with torch.enable_grad():
         value = losses.now()
         if value.dim() or not value.requires_grad:
