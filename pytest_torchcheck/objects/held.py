@@ -22,7 +22,7 @@ from ..lean import dataclass
 from .peek import NONE, attributes, closed_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 MOST_BYTES: Final = 256 * 2**20
 """Larger arrays are not copied."""
@@ -203,7 +203,7 @@ def shallow(container: Any) -> list[Any]:
     return list(base.__iter__(container))
 
 
-def same_items(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
+def same_items(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> bool:
     """Say whether two dicts hold the very same keys and values in the same order."""
     return (
         len(now) == len(then)

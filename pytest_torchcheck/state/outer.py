@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..objects.held import CONTAINERS, keeper, random_state, restore_container, shallow
+from ..objects.held import (
+    CONTAINERS,
+    keeper,
+    random_state,
+    restore_container,
+    same_items,
+    shallow,
+)
 from ..objects.peek import names_in
 from ..objects.trees import is_tensor
 from ..sources import rank
@@ -82,8 +89,8 @@ class OuterState:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._classes = [(cls, _data_of(cls)) for cls in _classes(module)]
-        held = [value for _, data in self._classes for value in data.values()]
+        self._classes = [(cls, dict(vars(cls)), _data_of(cls)) for cls in _classes(module)]
+        held = [value for _, _, data in self._classes for value in data.values()]
         self._tensors = [
             TensorState.of(value, copy=True)
             for value in held
@@ -101,7 +108,9 @@ class OuterState:
         for container, items in self._kept:
             if holds_tensors(container):
                 restore_container(container, items)
-        for cls, then in self._classes:
+        for cls, whole, then in self._classes:
+            if same_items(vars(cls), whole):
+                continue
             now = _data_of(cls)
             for name in now.keys() | then.keys():
                 held, was = now.get(name), then.get(name)

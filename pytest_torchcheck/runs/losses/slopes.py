@@ -19,7 +19,7 @@ from ...subject.gradients import clear_gradients
 from ...subject.remembered import remembered
 from ..training.few import many_targets
 from ..variants.woken import jitter, jittered
-from .followed import APART, CLOSE, CLOSE_ROUNDED, EXACT, FIRST, ROUNDED, Descent, Slope
+from .followed import APART, CLOSE, CLOSE_ROUNDED, EXACT, FIRST, ROUNDED, SURE, Descent, Slope
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,12 +88,20 @@ class _Losses:
         """Move some parameters, or all, along their gradients by a share of their size."""
         _move([self._moves[name] for name in (self._moves if names is None else names)], step)
 
-    def around(self, step: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss ahead and behind, at a step to both sides; the parameters stay behind."""
+    def around(self, step: float, rounded: float) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Return the loss ahead and behind, and the step to both sides; the parameters stay behind.
+
+        Args:
+            step: The step.
+            rounded: That of a loss that comes out in float32.
+        """
         self.step(step)
         ahead = self.now()
+        if ahead.dtype == torch.float32:
+            self.step(rounded - step)
+            ahead, step = self.now(), rounded
         self.step(-2 * step)
-        return ahead, self.now()
+        return ahead, self.now(), step
 
     def draws(self) -> bool:
         """Say whether a forward draws random numbers."""
@@ -213,15 +221,12 @@ def _settled(losses: _Losses, loss: float) -> Descent | None:
         return None  # also where the loss is NaN
     step = _SHORT if promised >= _STEEP_SHORT * abs(loss) else _steps(False, promised, loss)[0]
     with torch.no_grad():
-        ahead, behind = losses.around(step)
-        if narrow := ahead.dtype == torch.float32:
-            losses.step(step)
-            step = _steps(True, promised, loss)[0]
-            ahead, behind = losses.around(step)
+        ahead, behind, step = losses.around(step, _steps(True, promised, loss)[0])
     if ahead.dtype not in (torch.float64, torch.float32):
         return None
+    narrow = ahead.dtype == torch.float32
     after, before = float(ahead), float(behind)
-    close = CLOSE_ROUNDED if narrow else CLOSE
+    close = SURE if narrow else CLOSE  # a loss that is rounded tells no more
     middle = (after - before) / (2 * step)
     found = Descent(loss=loss, promised=promised, narrow=narrow)
     if abs(middle / promised - 1) <= close:
@@ -235,7 +240,7 @@ def _settled(losses: _Losses, loss: float) -> Descent | None:
         casts = narrow or bool(nodes) or _rounds(value)
         del value
     first = Slope(step=step, ahead=(after - loss) / step, behind=(loss - before) / step)
-    if abs(first.ahead / promised - 1) <= close:
+    if abs(first.ahead / promised - 1) <= (CLOSE_ROUNDED if narrow else CLOSE):
         first = replace(first, behind=first.ahead)
     with torch.no_grad():
         found = replace(found, loss=loss, nodes=nodes, casts=casts, slopes=(first,))
