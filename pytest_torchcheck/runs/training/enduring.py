@@ -123,7 +123,7 @@ def fades(subject: Subject, names: Collection[str]) -> tuple[str, ...]:
             strides = Strides(model)
             rates = []
             for step in range(MANY):
-                seed_everything(seed_of(subject, step))
+                seed_everything(subject.seed + step)  # each draws anew which of them it moves
                 subject.train_step(model, made, subject.batch().clone())
                 strides.look(model)
                 rates.append(

@@ -28,6 +28,7 @@ _STEPS: Final = 4
 _COUNTERS: Final = frozenset({"step", "steps", "t", "step_count", "num_steps"})
 """What optimizers call the number of their steps, torch's own and others."""
 _MORE: Final = 7
+_SIGNS: Final = 1e-6  # of the values: what float32 leaves of two equal steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +61,17 @@ def forgetting(subject: Subject) -> Forgetting | None:
         again = other[place][3] if place in other else None
         if again is None or all(map(trees.same, begun, values)):
             continue
+        if all(map(_by_signs, begun, values)):
+            continue  # earlier gradients may not be large enough yet to turn a sign
         if all(map(trees.same, values, again)):
             return Forgetting(optimizer=optimizer, option=option, kept=_kept(optimizer))
     return None
+
+
+def _by_signs(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Say whether all elements of a parameter moved by the same amount, up or down."""
+    moved = (after - before).abs()
+    return bool(moved.max() - moved.min() <= _SIGNS * after.abs().max())
 
 
 def uncounted(subject: Subject) -> tuple[torch.optim.Optimizer, str] | None:
@@ -94,10 +103,10 @@ def uncounted(subject: Subject) -> tuple[torch.optim.Optimizer, str] | None:
 def _reads(
     optimizer: torch.optim.Optimizer, held: list[Any], begun: list[torch.Tensor], name: str
 ) -> bool:
-    """Say whether the optimizer takes another step where its number of steps is greater."""
+    """Say whether the optimizer takes another step where its number of steps is greater, and repeats it where not."""
     before = [{k: _apart(v) for k, v in holder.items()} for holder in _holders(optimizer)]
     made: list[list[torch.Tensor]] = []
-    for more in (0, _MORE):
+    for more in (0, 0, _MORE):
         for holder, values in zip(_holders(optimizer), before, strict=True):
             holder.update({k: _apart(v) for k, v in values.items()})
             if name in holder:
@@ -105,7 +114,9 @@ def _reads(
         if not _stepped(optimizer, held, begun, seed=1, steps=1):
             return False
         made.append([p.detach().clone() for p in held])
-    return not all(map(trees.same, *made))
+    plain, again, later = made
+    # what it counts elsewhere makes a further step differ, too
+    return all(map(trees.same, plain, again)) and not all(map(trees.same, plain, later))
 
 
 def _apart(value: Any) -> Any:

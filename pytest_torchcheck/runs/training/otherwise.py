@@ -16,6 +16,7 @@ from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of, schedulers_of, step_schedulers
 from ...subject.remembered import remembered
+from .forgetting import own_optimizer
 from .steps import trajectory
 
 if TYPE_CHECKING:
@@ -117,12 +118,14 @@ def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
 
     And those whose gradient grows by as much with each call, until the step that gathers it applies it.
 
-    Cost: 8 FBS where there are any, up to 24 where one of them is left frozen, up to 64 where gradients are gathered.
+    Cost: 8 FBS where there are any, up to 24 where one of them is left frozen or the optimizer is the user's own, up to
+        64 where gradients are gathered.
     """
     thawed: set[str] = set()
     if not names:
         return thawed
     sizes: dict[str, list[float]] = {name: [] for name in names}
+    own = own_optimizer(subject) is not None  # some gather steps first, or find their rate by them
     with subject.pristine(steps=True, train=True, seeded=True) as model:
         held = {n: p for n, p in model.named_parameters() if n in names}
         try:
@@ -138,7 +141,7 @@ def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
                 for name, parameter in held.items():
                     if parameter.grad is not None and id(parameter) in stepped:
                         sizes[name].append(float(trees.dense(parameter.grad).abs().max()))
-                waits = number < _HELD or not all(p.requires_grad for p in held.values())
+                waits = number < _HELD or own or not all(p.requires_grad for p in held.values())
                 waits = (waits and number < _STAGES - 1) or any(map(_gathers, sizes.values()))
                 if len(thawed) == len(held) or not waits:
                     break

@@ -26,6 +26,7 @@ from ..remembering import kept_value, put_value
 from ..saving import perturb
 from ..variants.woken import woken
 from .few import later_batch
+from .forgetting import own_optimizer
 from .steps import trajectory
 
 if TYPE_CHECKING:
@@ -308,7 +309,8 @@ def _moving_later(
         before = {path: kept_value(model, path) for path in forget}
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
-        for step in range(STEPS):
+        # an optimizer of the user's own may leave out some parameters in each step
+        for step in range(STEPS if own_optimizer(subject) is None else 4 * STEPS):
             old = {
                 name: parameter.detach().clone()
                 for name, parameter in model.named_parameters()

@@ -73,6 +73,46 @@ class Late(Ball):
                 p.sub_(group["lr"] * (v if self.taken > 2 else p.grad))
 
 
+class Growing(Ball):
+    """Steps by signs, as Lion, with a velocity in units of a rate that grows from next to nothing."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["scale"] = 10 * group.get("scale", 1e-6)
+            for p in group["params"]:
+                v = self.velocity(p)
+                p.sub_(group["lr"] * group["scale"] ** 0.1 * (0.9 * v + 0.1 * p.grad).sign())
+                v.mul_(group["momentum"]).add_(p.grad, alpha=group["scale"])
+
+
+class Gathering(Ball):
+    """Takes no step before it has seen ten gradients, and uses the first of those it keeps."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                kept = self.state[p].setdefault("kept", [])
+                kept.append(p.grad.square())
+                if len(kept) > 10:
+                    scale = kept.pop(0).mean().sqrt() + 1e-8
+                    p.sub_(
+                        group["lr"] * self.velocity(p).mul_(group["momentum"]).add_(p.grad) / scale
+                    )
+
+
+class Drawing(Ball):
+    """Leaves out about half of the parameters in each step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                v = self.velocity(p).mul_(group["momentum"]).add_(p.grad)
+                p.sub_(group["lr"] * v * torch.bernoulli(torch.tensor(0.5)))
+
+
 class NeedsAClosure(Renewed):
     def step(self, closure):
         closure()
@@ -105,7 +145,16 @@ def test_the_line_is_the_one_that_makes_the_state_again():
 
 @pytest.mark.parametrize(
     "optimizer",
-    [Ball, Squares, Late, NeedsAClosure, lambda params: Renewed(params, momentum=0.0)],
+    [
+        Ball,
+        Squares,
+        Late,
+        Growing,
+        Gathering,
+        Drawing,
+        NeedsAClosure,
+        lambda params: Renewed(params, momentum=0.0),
+    ],
 )
 def test_averages_that_last_and_optimizers_without_one_are_not_blamed(optimizer):
     assert not found(optimizer)
@@ -175,6 +224,15 @@ class Once(Counting):
         return group.setdefault("t", 0) + 1
 
 
+class Elsewhere(Counting):
+    """Counts in the optimizer's own state, beside a number of the group that stays as it is."""
+
+    def count(self, state, group):
+        group.setdefault("step", 0)
+        self.state["k"] = self.state.get("k", 0) + 1
+        return self.state["k"]
+
+
 class Unread(Counting):
     """Nothing depends on the number that it keeps beside the one that counts."""
 
@@ -191,6 +249,8 @@ def test_a_number_of_steps_that_does_not_grow_is_found(optimizer):
         assert finding.location.text.endswith("# a local name")
 
 
-@pytest.mark.parametrize("optimizer", [Counting, OfATensor, OfTheGroup, Unread, torch.optim.Adam])
+@pytest.mark.parametrize(
+    "optimizer", [Counting, OfATensor, OfTheGroup, Elsewhere, Unread, torch.optim.Adam]
+)
 def test_numbers_of_steps_that_grow_or_that_nothing_reads_are_not_blamed(optimizer):
     assert not found(optimizer)
