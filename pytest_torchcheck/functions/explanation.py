@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,27 @@ def shapes_of(target: Target, call: Call, run: Run, index: int) -> Shapes:
         outputs=outputs,
         others=others,
         indices=indices,
+        upstream=_upstream_names(target, run),
     )
+
+
+def _upstream_names(target: Target, run: Run) -> dict[int, str]:
+    """Return what backward calls the upstream gradient of each output that the Function itself returns."""
+    function = target.function
+    backward = getattr(function, "backward", None)
+    if function is None or not callable(backward):
+        return {}
+    taken = [
+        name
+        for name, one in inspect.signature(backward).parameters.items()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ][1:]
+    made = f"{function.__name__}Backward"
+    return {
+        i: taken[i]
+        for i in target.chosen
+        if i < len(taken) and type(run.outputs[i].grad_fn).__name__ == made
+    }
 
 
 def others_of(target: Target, call: Call, index: int) -> list[tuple[str, int]]:

@@ -81,6 +81,26 @@ def upstream_ignored(block: Block, shapes: Shapes) -> Relation | None:
     )
 
 
+def unread_slice(block: Block, shapes: Shapes) -> str | None:
+    """Name the slice of an upstream gradient that gives an input nothing, though forward's output there depends on it."""
+    for output, (start, end) in block.rows.items():
+        value = shapes.outputs[output]
+        if value.is_complex() or value.dim() == 0:
+            continue
+        came, due = (
+            jacobian[start:end].abs().amax(1).view(value.shape)
+            for jacobian in (block.analytical, block.numerical)
+        )
+        for dim in range(value.dim()):
+            rest = [other for other in range(value.dim()) if other != dim]
+            idle = came.amax(rest) == 0 if rest else came == 0
+            lacking = idle & ((due.amax(rest) if rest else due) > block.noise)
+            if bool(lacking.any()) and not bool(idle.all()):
+                at = ", ".join([*":" * dim, str(int(lacking.nonzero()[0]))])
+                return f"{shapes.upstream.get(output, 'grad_output')}[{at}]"
+    return None
+
+
 def identity(block: Block, shapes: Shapes) -> Relation | None:
     """The direct path (a residual) is missing."""
     rest = block.numerical - block.analytical

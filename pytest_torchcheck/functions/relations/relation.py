@@ -53,6 +53,7 @@ class Shapes:
         outputs: The differentiable outputs by index, detached.
         others: Every floating argument and output by a readable name, detached.
         indices: Every integer argument by name.
+        upstream: What backward calls the upstream gradient of each output, by index.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Shapes:
     outputs: Mapping[int, Tensor]
     others: Mapping[str, Tensor]
     indices: Mapping[str, Tensor] = field(default_factory=dict)
+    upstream: Mapping[int, str] = field(default_factory=dict)
 
 
 def factor_of(block: Block, matrix: Tensor) -> float | None:

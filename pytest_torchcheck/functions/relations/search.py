@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .partial import elementwise, few, identity, masked, one_output, upstream_ignored
+from .partial import elementwise, few, identity, masked, one_output, unread_slice, upstream_ignored
 from .rearranged import adjoint, broadcast, centred, transposed
 from .relation import Relation, Shapes, as_ratio, axis_of, factor_of
 
@@ -219,13 +219,24 @@ def _unknown(block: Block, shapes: Shapes) -> Relation:
     alike = n.abs() > 1e-3 * n.abs().max()
     ratio = (a / n)[alike]
     low, high = (float(ratio.min()), float(ratio.max())) if ratio.numel() else (math.nan, math.nan)
-    return Relation(
+    relation = Relation(
         code="gradcheck-mismatch",
         symptom=f"a wrong gradient of {shapes.name}",
         cause="the formula is wrong (no factor, sign, transpose, sum or exchange of tensors explains it)",
         because=f"analytical / numerical lies between {low:.4g} and {high:.4g}; cosine {cosine:.4g}",
         fix=f"derive the gradient of {shapes.name} again, or let autograd compute it inside torch.enable_grad()",
         evidence={"ratio_min": low, "ratio_max": high, "cosine": cosine},
+    )
+    part = unread_slice(block, shapes)
+    if part is None:
+        return relation
+    return replace(
+        relation,
+        cause=f"backward does not use {part} for the gradient of {shapes.name}",
+        because=f"an upstream gradient in {part} alone gives 0 for {shapes.name}, though forward's output "
+        f"there depends on it; {relation.because}",
+        fix=f"add what {part} contributes to the gradient of {shapes.name}; check that no other part is used instead",
+        evidence={**relation.evidence, "unread": part},
     )
 
 
