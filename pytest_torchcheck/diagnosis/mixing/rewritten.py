@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit
 from ...loop.patches import wrap
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 _SLIGHT = 1e-5
+_SHORT = 60
 
 
 def rewritten(
@@ -80,6 +83,14 @@ def _held(model: nn.Module, names: list[str]) -> Iterator[None]:
         yield
 
 
+def _by(guard: Location) -> str:
+    """Return what a line that decides reads, as the end of a sentence; nothing where it is no short expression."""
+    line = sources.statement(guard.file, guard.line)
+    read = line.test if isinstance(line, ast.If) else getattr(line, "value", None)
+    told = ast.unparse(read) if isinstance(read, ast.expr) else ""
+    return f", by {told}" if 0 < len(told) <= _SHORT else ""
+
+
 def _place(subject: Subject, names: list[str]) -> Place:
     """Return the first line that replaces one of the buffers, with what decides that it runs."""
     found: list[tuple[Location, tuple[Culprit, ...]]] = []
@@ -114,7 +125,7 @@ def _place(subject: Subject, names: list[str]) -> Place:
         ),
         cause=f"an eval forward computes {buffers} from its own batch, and reads "
         + ("it" if len(names) == 1 else "them")
-        + (f"; line {guard.line} decides that it does" if guard is not None else ""),
+        + (f"; line {guard.line} decides that it does{_by(guard)}" if guard is not None else ""),
         fix="write to buffers in training mode only: "
         + ("if self.training" if guard is None else f"add self.training{on_line(guard)}"),
     )

@@ -2,164 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ... import sources
 from ...explanation import by_forward, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.positions.hiding import find_query_mask
-from ...probes.positions.lengthening import first_lengthening
 from ...state import seed_everything
 from ...verdicts import suspicious, violated
 from ..crashes.place import Place
+from ..lines.lengthened import lengthening_line
 from ..loss.bounds import initialisation_line
-from ..mixing.branches import parted
 from . import mask_lines, places
-from .cancelled import without_influence
-from .mask_lines import given_masks, not_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ...batches import Batch
-    from ...findings import Location
     from ...probes.positions.hiding import LaidMask
-    from ...probes.positions.lengthening import Lengthened
     from ...promises import Causal, PaddingInvariant
     from ...subject import Subject
 
 
-def lengthening_line(
-    subject: Subject,
-    batch: Batch,
-    longer: Batch,
-    *,
-    length: int,
-    extra: int,
-    side: Literal["right", "left"] = "right",
-    real: torch.Tensor | None = None,
-) -> Place | None:
-    """Return the operation through which the number of padded positions reaches the real ones.
-
-    Args:
-        subject: The model.
-        batch: A batch.
-        longer: The same with ``extra`` more padded positions.
-        length: Length of the sequence in ``batch``.
-        extra: How many more positions ``longer`` has.
-        side: Where they stand.
-        real: Which positions of ``batch`` are no padding, bool [samples, positions]; None where
-            that is not known.
-    """
-    (base, other), allowed = places.recorded(subject, [batch, longer])
-    if (by_number := parted(subject, base, other)) is not None:
-        return by_number
-    first = functools.partial(
-        first_lengthening, length=length, extra=extra, side=side, allowed=allowed or 1e-4, real=real
-    )
-    found = first(base, other)
-    if found is not None and found.numbers is not None:
-        again = without_influence(subject, batch, base, other, found.numbers)
-        if again is not None and (beside := first(again, other)) is not None:
-            base, found = again, beside
-    place = places.place_of(found, subject.model)
-    if place is None or found is None:
-        return place
-    masked = not_hidden(
-        subject, other, found.again, place, kept=length, length=length + extra, side=side
-    )
-    if masked is not None:
-        return masked
-    if found.numbers is None:
-        return _masked(_over_filled(place, found), given_masks(base, found.op))
-    name, line = found.op.name, on_line(place.location)
-    short, long = found.numbers
-    what = (
-        "the length, padding included"
-        if (short, long) == (length, length + extra)
-        else "a number that grows with the padding"
-    )
-    divides = name.rpartition(".")[2].strip("_").removeprefix("true_") in _DIVISIONS
-    return replace(
-        place,
-        cause=f"{place.ran} computes with {what}: {short:.4g}, and {long:.4g} with {extra} more padded positions",
-        fix=f"divide by the number of real positions{line} (mask.sum(dim), at least 1), not by the length"
-        if divides
-        else f"compute that number{line} from the mask or the lengths, not from the padded size",
-        settings=_sizes(place.location),
-    )
-
-
-def _masked(place: Place, masks: tuple[Culprit, ...]) -> Place:
-    """Add the line that makes the mask which an operation is given, and which does not hide the padding from it."""
-    where = masks[0].location if masks else None
-    if where is None or where == place.location:
-        return place
-    fact = f"{place.fact}; its mask is made{on_line(where)}"
-    return replace(place, fact=fact, settings=(*place.settings, *masks))
-
-
-def _over_filled(place: Place, found: Lengthened) -> Place:
-    """Add what stands at the padded positions that an operation reads, and which line put it there."""
-    if found.maker is not None and found.maker.location not in (None, place.location):
-        made = Culprit(
-            "call", found.maker.name, "gives what is read, padding included", found.maker.location
-        )
-        return replace(place, settings=(made,))
-    if found.filler is None or found.filler.location in (None, place.location):
-        return place
-    made = Culprit(
-        "call",
-        found.filler.name,
-        f"gives {found.filled:g} at the padded positions",
-        found.filler.location,
-    )
-    function = found.filler.location.function.rpartition(".")[2] or found.filler.name
-    called = (
-        [Culprit("call", function, "is called here", found.called)]
-        if found.called not in (None, place.location)
-        else []
-    )
-    largest = found.op.name.rpartition(".")[2] in (
-        "amax",
-        "max",
-        "max_pool1d",
-        "adaptive_max_pool1d",
-    )
-    fix = (
-        "give the lowest number, torch.finfo(dtype).min, to the padded "
-        f"positions{on_line(made.location)}, not {found.filled:g}"
-    )
-    return replace(
-        place,
-        fact=f"{place.fact}; at the padded ones it read {found.filled:g}, from "
-        f"{found.filler.name}{on_line(made.location)}",
-        settings=(made, *called),
-        fix=fix if largest else place.fix,
-    )
-
-
 _STILL = 1e-5
-_DIVISIONS = frozenset({"div", "divide", "truediv"})
-
-
-def _sizes(place: Location | None) -> tuple[Culprit, ...]:
-    """Return the line above a place that takes a size of which the place reads the name."""
-    for name in sources.names_read(place.file, place.line) if place is not None else ():
-        assert place is not None
-        above = sources.of_line(place.file, place.line - 1, place.function)
-        made = sources.line_above(
-            above, rf"^[\w\s,]*\b{re.escape(name)}\b[\w\s,]*=[^=].*(\.size\(|\.shape\b|\blen\()"
-        )
-        if made is not None:
-            return (Culprit("call", name, "the padded size", made),)
-    return ()
 
 
 def future(

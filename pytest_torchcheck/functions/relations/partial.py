@@ -82,7 +82,7 @@ def upstream_ignored(block: Block, shapes: Shapes) -> Relation | None:
 
 
 def unread_slice(block: Block, shapes: Shapes) -> str | None:
-    """Name the slice of an upstream gradient that gives an input nothing, though forward's output there depends on it."""
+    """Name the slice of an upstream gradient that gives an input nothing, where forward's output depends on it."""
     for output, (start, end) in block.rows.items():
         value = shapes.outputs[output]
         if value.is_complex() or value.dim() == 0:

@@ -35,6 +35,7 @@ class Lengthened:
         filled: What stands at the added positions of what it read, where that is one number.
         filler: The operation that put it there.
         called: The line that called the function in which that operation stands.
+        emptied: The operation before it that had set the padded positions to 0.
         maker: The operation that made what it read, values at the added positions included; None
             where that is one number.
     """
@@ -48,6 +49,7 @@ class Lengthened:
     filled: float | None = None
     filler: Op | None = None
     called: Location | None = None
+    emptied: Op | None = None
     maker: Op | None = None
 
 
@@ -70,8 +72,7 @@ def first_lengthening(
     Args:
         base: The run.
         longer: The same with padded positions appended (for ``side="left"``: put before).
-        length: Number of positions of ``base``.
-        extra: How many more there are in ``longer``.
+        length, extra: Number of positions of ``base``, and how many more there are in ``longer``.
         side: Where the padding stands.
         allowed: Relative difference that is rounding: more zeros are summed in another order.
         real: bool [samples, positions] of ``base``: which positions are no padding; all by default.
@@ -107,8 +108,9 @@ def first_lengthening(
         fact=_said(step, mask, extra, numbers),
         numbers=numbers,
         filled=filled,
-        filler=None if filler is None else filler.op,
-        called=next(iter(() if filler is None else filler.callers), None),
+        filler=filler.op if filler else None,
+        called=next(iter(filler.callers if filler else ()), None),
+        emptied=_emptied(longer, filler, length, extra, side) if filled else None,
         maker=_maker(longer, again, length + extra) if filler is None else None,
     )
 
@@ -155,6 +157,7 @@ _VIEWS = frozenset(
     }
 )
 """Operations that move values and compute none, without the underscores around their names."""
+_NEAR = 8
 _COMPUTES = frozenset({"add", "sub", "rsub", "mul", "div", "divide", "truediv", "rtruediv", "pow"})
 """Operations whose numbers are values, not sizes."""
 
@@ -164,16 +167,8 @@ def _filled(
 ) -> tuple[float | None, Step | None]:
     """Return the one number that stands at the added positions of what a step reads, and what put it there."""
     for place in step.operands:
-        values = longer.values[place].values
-        dims = (
-            []
-            if values is None
-            else [d for d in range(values.ndim) if values.shape[d] == length + extra]
-        )
-        if values is None or len(dims) != 1 or not values.is_floating_point():
-            continue
-        added = values.narrow(dims[0], length if side == "right" else 0, extra)
-        if not bool((added == added.flatten()[0]).all()):
+        added = _added(longer, place, length, extra, side)
+        if added is None or not bool((added == added.flatten()[0]).all()):
             continue
         maker = longer.makers.get(place)
         while maker is not None and maker.op.name.rpartition(".")[2] in _VIEWS:
@@ -181,6 +176,32 @@ def _filled(
         if maker is not None:
             return float(added.flatten()[0]) + 0.0, maker  # no -0
     return None, None
+
+
+def _added(trace: Trace, place: int, length: int, extra: int, side: Side) -> Tensor | None:
+    """Return what a floating-point value holds at the added positions, where one dimension has them."""
+    values = trace.values[place].values
+    if values is None or not values.is_floating_point():
+        return None
+    dims = [d for d in range(values.ndim) if values.shape[d] == length + extra]
+    if len(dims) != 1:
+        return None
+    return values.narrow(dims[0], length if side == "right" else 0, extra)
+
+
+def _emptied(longer: Trace, filler: Step | None, length: int, extra: int, side: Side) -> Op | None:
+    """Return the operation that set the added positions to 0, where what follows it, up to ``filler``, undoes that."""
+    step = filler
+    for _ in range(_NEAR):
+        if step is None:
+            return None
+        held = [(place, _added(longer, place, length, extra, side)) for place in step.operands]
+        known = [(place, added) for place, added in held if added is not None]
+        given = _added(longer, step.results[0], length, extra, side) if step.results else None
+        if any(bool((added != added.flatten()[0]).any()) for _, added in known):
+            return step.op if given is not None and not bool(given.any()) else None
+        step = longer.makers.get(known[0][0]) if known else None
+    return None
 
 
 def _maker(longer: Trace, step: Step, size: int) -> Op | None:

@@ -56,6 +56,30 @@ class Mean(Reader):
         return h.mean(1)  # HERE
 
 
+class Undone(Reader):
+    """Masks before the exponential, which gives 1 for 0."""
+
+    def pool(self, h, real):
+        h = torch.exp(h * real)  # MASKED
+        return h.sum(1) / real.sum(1)
+
+
+class Ones(Reader):
+    """Fills the padded positions with 1 itself: nothing is undone."""
+
+    def pool(self, h, real):
+        h = h.masked_fill(real == 0, 1.0)
+        return h.sum(1) / real.sum(1)
+
+
+class Exponential(Reader):
+    """Masks twice: the second time counts."""
+
+    def pool(self, h, real):
+        h = torch.exp(h * real) * real
+        return h.sum(1) / real.sum(1)
+
+
 class Largest(Reader):
     def pool(self, h, real):
         h = (h - 3).masked_fill(real == 0, 0.0)  # FILLED
@@ -114,6 +138,26 @@ def test_what_filled_the_padded_positions() -> None:
     found = found_in(Mean())
     assert found is not None
     assert (found.filled, found.filler and found.filler.name) == (0.0, "Tensor.mul")
+
+
+def test_a_mask_that_the_next_operation_undoes() -> None:
+    found = found_in(Undone())
+    assert found is not None
+    assert (found.filled, found.emptied and found.emptied.name) == (1.0, "Tensor.mul")
+    finding = finding_of(Undone)
+    assert finding.location.text.endswith("# MASKED")
+    assert "are set to 0 on line" in finding.cause
+
+
+@pytest.mark.parametrize("cls", [Mean, Ones, Largest, Attending])
+def test_nothing_is_undone_where_the_number_was_chosen(cls: type[Reader]) -> None:
+    found = found_in(cls())
+    assert found is not None
+    assert found.emptied is None
+
+
+def test_a_mask_after_the_exponential_hides_the_padding() -> None:
+    assert found_in(Exponential()) is None
 
 
 def finding_of(model: type[Reader]) -> Any:
