@@ -7,21 +7,23 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit
 from ...probes.positions.lengthening import first_lengthening
+from ...probes.positions.letting_in import find_letting
 from ..mixing.branches import parted
 from ..outputs import places
 from ..outputs.cancelled import without_influence
 from ..outputs.mask_lines import given_masks, not_hidden
 
 if TYPE_CHECKING:
-    import torch
-
     from ...batches import Batch
     from ...findings import Location
     from ...probes.positions.lengthening import Lengthened
+    from ...probes.recorded.operations import Trace
     from ...probes.recorded.watch import Op
     from ...subject import Subject
     from ..crashes.place import Place
@@ -70,8 +72,18 @@ def lengthening_line(
     )
     if masked is not None:
         return masked
+    at = torch.arange(length + extra)
+    padded = at >= length if side == "right" else at < extra
+    if (let_in := _let_in(other, found, place, padded)) is not None:
+        return let_in
     if found.numbers is None:
         return _masked(_over_filled(place, found), given_masks(base, found.op))
+    return _with_length(place, found, length, extra)
+
+
+def _with_length(place: Place, found: Lengthened, length: int, extra: int) -> Place:
+    """Say of an operation that it computes with a number that grows with the padding."""
+    assert found.numbers is not None
     name, line = found.op.name, on_line(place.location)
     short, long = found.numbers
     what = (
@@ -87,6 +99,24 @@ def lengthening_line(
         if divides
         else f"compute that number{line} from the mask or the lengths, not from the padded size",
         settings=_sizes(place.location),
+    )
+
+
+def _let_in(longer: Trace, found: Lengthened, place: Place, padded: torch.Tensor) -> Place | None:
+    """Return the line of a mask that hides some padded positions and lets others in; None where there is none."""
+    mask = find_letting(longer, found.again, padded)
+    if mask is None or mask.op.location is None:
+        return None
+    line = on_line(mask.op.location)
+    name = sources.assigned_name(mask.op.location) or "the mask"
+    return replace(
+        place,
+        location=mask.op.location,
+        cause=f"{name} lets {mask.let} of {mask.padded} padded positions in",
+        fact=f"{place.fact}; {mask.op.name}{line} gave {mask.let} of {mask.padded} added positions the truth value "
+        "of the real ones, and the others the opposite",
+        settings=(*place.settings, Culprit("call", found.op.name, "reads by it", place.location)),
+        fix=f"hide every padded position{line}: position < length, where positions count from 0",
     )
 
 

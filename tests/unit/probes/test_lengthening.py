@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, Labels, Mask, Tokens, promises
+from pytest_torchcheck import Contract, Ints, Labels, Mask, Tokens, promises
 from pytest_torchcheck.probes.positions.lengthening import Lengthened, first_lengthening
 from pytest_torchcheck.probes.recorded.divergence import record
 
@@ -188,6 +188,67 @@ def test_the_line_that_filled_the_padding_is_a_culprit(model: type[Reader]) -> N
     filled = [c for c in finding.culprits if c.location.text.endswith("# FILLED")]
     assert [c.detail for c in filled] == ["gives 0 at the padded positions"]
     assert ("torch.finfo(dtype).min" in finding.fix) == (model is Largest)
+
+
+class ByLengths(Reader):
+    """Knows padding by the length of each row."""
+
+    def keeps(self, places: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return places <= lengths  # HERE
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.body(self.embed(ids)))
+        kept = self.keeps(torch.arange(ids.shape[1]), lengths[:, None])
+        weights = h.sum(-1).masked_fill(~kept, float("-inf")).softmax(-1)
+        return self.head((weights[:, :, None] * h).sum(1))
+
+
+class Before(ByLengths):
+    def keeps(self, places, lengths):
+        return places < lengths
+
+
+class Everything(ByLengths):
+    """A mask of another purpose, that hides no padding at all."""
+
+    def keeps(self, places, lengths):
+        return (places >= 0) & (lengths > 0)
+
+
+class Alternating(ByLengths):
+    """A mask of another purpose, the same for every sample."""
+
+    def keeps(self, places, lengths):
+        return (places % 2 == 0) & (places >= lengths - lengths)
+
+
+def finding_by_lengths(model: type[ByLengths]) -> Any:
+    x, lengths = ids(), torch.tensor((6, 4, 2, 5, 3))
+    contract = Contract(
+        model=model,
+        inputs={"ids": Tokens("B T", vocab=20, pad=0), "lengths": Ints("B", low=1, high=7)},
+        batch=({"ids": x, "lengths": lengths}, torch.zeros(B, dtype=torch.int64)),
+        sizes={"B": (2, 5), "T": (6, 9)},
+        loss=F.cross_entropy,
+        promises=(promises.PaddingInvariant(ids="ids", pad=0),),
+    )
+    return contract.check("padding-invariance").findings[0]
+
+
+def test_a_mask_that_lets_one_padded_position_in() -> None:
+    finding = finding_by_lengths(ByLengths)
+    assert finding.code == "padding-leak"
+    assert finding.location.text.endswith("# HERE")
+    assert "padded positions in" in finding.cause
+
+
+@pytest.mark.parametrize("model", [Everything, Alternating])
+def test_a_mask_of_another_purpose_is_not_blamed(model: type[ByLengths]) -> None:
+    assert "padded positions in" not in finding_by_lengths(model).cause
+
+
+def test_a_mask_that_hides_all_padding_passes() -> None:
+    assert finding_by_lengths(Before).status == "passed"
 
 
 def test_other_values_behind_a_mask_are_still_looked_at_first() -> None:
