@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .explainer import One
+from .explainer import Maybe, One
 from .rule import STUCK, rule
 
 against_itself = One("diagnosis.loss.wrong_input:against_itself", "compared-with-itself")
@@ -47,6 +47,7 @@ shuffled = One("diagnosis.loss.targets:shuffled", "target-of-another-sample")
 over_samples = One("diagnosis.loss.targets:over_samples", "samples-share-targets")
 
 misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced", doubtful=True)
+sorted_apart = Maybe("diagnosis.loss.sorted_apart:sorted_apart", "target-misplaced", seen=True)
 tied = One("diagnosis.loss.pairing:tied", "outputs-tied")
 spread_over = One("diagnosis.loss.pairing:spread_over", "positions-share-targets")
 order = One("diagnosis.loss.pairing:order", "pairs-mixed")

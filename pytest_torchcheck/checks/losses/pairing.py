@@ -12,9 +12,10 @@ from ...codes import loss as explain
 from ...findings import Finding
 from ...objects import trees
 from ...probes.loss.consumption import LossCall, LossWatch
-from ...probes.loss.pulls import along_lines, order_of, summed
+from ...probes.loss.pulls import along_lines, order_of, reached_by, summed
 from ...runs.facts import output_for_loss
 from ...runs.losses.order import moved_by_order, orders
+from ...runs.losses.sorted_apart import sorting_loss
 from ...runs.tied_outputs import tied_outputs
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -22,19 +23,15 @@ from ...text.printable import message_of
 from ...verdicts import inconclusive, not_applicable, passed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ...batches import Batch
     from ...probes.loss.pulls import Place
     from ...runs.losses.consumption import LossEvidence
     from ...subject import Subject
 
-_PROBES = 8
-_GOLDEN = (5**0.5 - 1) / 2
 _SAME = 1e-4
 """Relative change of a loss that the order of a sum explains, with a wide margin."""
-_APART = 5
-"""How many times the median change of a gradient a target's own position changes at least."""
 
 
 def target_alignment(subject: Subject) -> Iterator[Finding]:
@@ -44,6 +41,10 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
     """
     if isinstance(subject.contract.loss, str):
         yield not_applicable("the model computes its own loss")
+        return
+    moved = sorting_loss(subject)
+    if moved is not None and (apart := explain.sorted_apart(subject, moved)) is not None:
+        yield apart
         return
     batch = subject.batch().clone()
     output = output_for_loss(subject)
@@ -94,7 +95,7 @@ def _seen(
     for path, axes, name in fitting:
         if base is None or path not in base:
             continue
-        ways = _reached(base[path], axes, own[name], path, leaves[path], batch, slopes)
+        ways = reached_by(base[path], axes, own[name], path, leaves[path], batch, slopes)
         reached, batch_dim = ways[0], subject.contract.batch_dim
         # one term for each position: a criterion of class indices, and nothing after it
         if slopes.last.startswith("NllLoss") and along_lines(reached, own[name].shape, batch_dim):
@@ -170,60 +171,6 @@ def _class_axes(leaf: torch.Tensor, target: torch.Tensor) -> list[int]:
         for d in range(leaf.dim())
         if leaf.shape[d] > 1 and leaf.shape[:d] + leaf.shape[d + 1 :] == target.shape
     ]
-
-
-def _reached(
-    base: torch.Tensor,
-    axes: list[int],
-    target: torch.Tensor,
-    path: str,
-    leaf: torch.Tensor,
-    batch: Batch,
-    slopes: Callable[[Any], dict[str, torch.Tensor] | None],
-) -> list[dict[Place, set[Place]]]:
-    """Change single targets; return for each the positions of the output whose gradient changed, by class axis."""
-    found: list[dict[Place, set[Place]]] = [{} for _ in axes]
-    for number in range(_PROBES):
-        # spread over the targets, and at uneven distances: no period of the shape is met by all of
-        # them
-        flat = int(target.numel() * ((number + 0.5) * _GOLDEN % 1))
-        place = trees.place_of(flat, target.shape)
-        other = _other(target, place, leaf.shape[axes[0]] if axes[0] >= 0 else 0)
-        if other is None:
-            continue
-        now = slopes(trees.substitute(batch.targets, {id(target): other}))
-        if now is None or path not in now:
-            continue
-        change = (now[path] - base).abs()
-        if not bool(torch.isfinite(change).all()) or not bool((change > 0).any()):
-            continue
-        for axis, reached in zip(axes, found, strict=True):
-            moved = change.amax(axis) if axis >= 0 else change
-            where = (moved > 1e-6 * moved.max()).nonzero()
-            # sums over all positions change every gradient a little: those that stand out count
-            if axis >= 0 and 2 * len(where) > moved.numel():
-                most = (moved > _APART * moved.median()).nonzero()
-                where = most if 0 < 4 * len(most) < len(where) else where
-            reached[place] = {tuple(item) for item in where.tolist()}
-    return found
-
-
-def _other(target: torch.Tensor, place: Place, classes: int) -> torch.Tensor | None:
-    """Return the targets with another value at one place, or None where that one does not count."""
-    changed = target.clone()
-    value = target[place]
-    if target.dtype == torch.bool:
-        changed[place] = ~value
-    elif not target.is_floating_point():
-        if int(value) < 0 or (classes and int(value) >= classes):
-            return None
-        changed[place] = (int(value) + 1) % (classes or 2)
-    elif bool(((target == 0) | (target == 1)).all()):
-        changed[place] = 1 - value
-    else:
-        spread = float(target.std()) if target.numel() > 1 else 0.0
-        changed[place] = value + (spread if spread > 0 else 1.0)
-    return None if torch.equal(changed, target) else changed
 
 
 def _relates(

@@ -11,7 +11,8 @@ from ...objects import trees
 from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
     from ...batches import Batch
     from .slopes import LossOfOutput, Slopes
@@ -20,6 +21,10 @@ SAMPLES: Final = 16
 """How many samples of a batch are tried one by one."""
 ROUNDING: Final = 1e-5
 """Relative change of a float32 gradient that the order of a sum explains, with a margin."""
+_PROBES: Final = 8
+_GOLDEN: Final = (5**0.5 - 1) / 2
+_APART: Final = 5
+"""How many times the median change of a gradient a target's own position changes at least."""
 
 Pulls = dict[int, torch.Tensor | None]
 """By sample: how much each sample's gradient changed with its target, ``[B]``; None where nothing changed.
@@ -308,3 +313,57 @@ def along_lines(reached: dict[Place, set[Place]], shape: torch.Size, batch_dim: 
         all({item[axis] for item in where} == set(range(shape[axis])) for where in reached.values())
         for axis in axes
     )
+
+
+def reached_by(
+    base: torch.Tensor,
+    axes: list[int],
+    target: torch.Tensor,
+    path: str,
+    leaf: torch.Tensor,
+    batch: Batch,
+    slopes: Callable[[Any], dict[str, torch.Tensor] | None],
+) -> list[dict[Place, set[Place]]]:
+    """Change single targets; return for each the positions of the output whose gradient changed, by class axis."""
+    found: list[dict[Place, set[Place]]] = [{} for _ in axes]
+    for number in range(_PROBES):
+        # spread over the targets, and at uneven distances: no period of the shape is met by all of
+        # them
+        flat = int(target.numel() * ((number + 0.5) * _GOLDEN % 1))
+        place = trees.place_of(flat, target.shape)
+        other = _other(target, place, leaf.shape[axes[0]] if axes[0] >= 0 else 0)
+        if other is None:
+            continue
+        now = slopes(trees.substitute(batch.targets, {id(target): other}))
+        if now is None or path not in now:
+            continue
+        change = (now[path] - base).abs()
+        if not bool(torch.isfinite(change).all()) or not bool((change > 0).any()):
+            continue
+        for axis, reached in zip(axes, found, strict=True):
+            moved = change.amax(axis) if axis >= 0 else change
+            where = (moved > 1e-6 * moved.max()).nonzero()
+            # sums over all positions change every gradient a little: those that stand out count
+            if axis >= 0 and 2 * len(where) > moved.numel():
+                most = (moved > _APART * moved.median()).nonzero()
+                where = most if 0 < 4 * len(most) < len(where) else where
+            reached[place] = {tuple(item) for item in where.tolist()}
+    return found
+
+
+def _other(target: torch.Tensor, place: Place, classes: int) -> torch.Tensor | None:
+    """Return the targets with another value at one place, or None where that one does not count."""
+    changed = target.clone()
+    value = target[place]
+    if target.dtype == torch.bool:
+        changed[place] = ~value
+    elif not target.is_floating_point():
+        if int(value) < 0 or (classes and int(value) >= classes):
+            return None
+        changed[place] = (int(value) + 1) % (classes or 2)
+    elif bool(((target == 0) | (target == 1)).all()):
+        changed[place] = 1 - value
+    else:
+        spread = float(target.std()) if target.numel() > 1 else 0.0
+        changed[place] = value + (spread if spread > 0 else 1.0)
+    return None if torch.equal(changed, target) else changed

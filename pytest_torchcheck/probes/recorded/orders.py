@@ -25,7 +25,7 @@ _BACK: Final = 8
 """Operations between two orders that meet and the first result that shows it, at most."""
 
 
-class _Both:
+class Both:
     """Two runs beside each other: of each value of the first, how its entries stand in the second."""
 
     def __init__(self, base: Trace, permuted: Trace, order: Tensor | None = None) -> None:
@@ -88,7 +88,7 @@ def reordering(base: Trace, permuted: Trace, until: Op, order: Tensor) -> Step |
         The operation whose result stands, beside the reference, neither as it was nor as the entries do, while
         all that it read does; None unless ``until`` reads such a result together with one in the entries' order.
     """
-    last, stands = _step_of(base, until), _Both(base, permuted, order).stands
+    last, stands = _step_of(base, until), Both(base, permuted, order).stands
     places = () if last is None else last.operands
     odd = next((place for place in places if stands(place) == "other"), None)
     if odd is None or not any(stands(place) == "moved" for place in places):
@@ -102,7 +102,7 @@ def scrambled(base: Trace, permuted: Trace, order: Tensor) -> Step | None:
     Args:
         base, permuted, order: As for :func:`reordering`.
     """
-    stands = _Both(base, permuted, order).stands
+    stands = Both(base, permuted, order).stands
     odd = next((place for place in base.outputs if stands(place) == "other"), None)
     return None if odd is None else origin(base, odd, lambda place: stands(place) == "other")[0]
 
@@ -116,7 +116,7 @@ def settled(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Ste
     Returns:
         What gave the one order, and what brings its result together with entries as they came.
     """
-    meeting, stands = _step_of(base, until), _Both(base, permuted, order).stands
+    meeting, stands = _step_of(base, until), Both(base, permuted, order).stands
 
     def settles(step: Step) -> bool:
         given = {base.values[p].shape for p in step.operands if stands(p) == "moved"}
@@ -154,7 +154,7 @@ def joined(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step
     Returns:
         The operation, behind how many others it puts them, and behind how many they are in what they meet.
     """
-    last, both = _step_of(base, until), _Both(base, permuted)
+    last, both = _step_of(base, until), Both(base, permuted)
 
     def behind(place: int) -> int | None:
         one, two = both.pair(place)
@@ -171,7 +171,7 @@ def joined(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step
 
 def paired(base: Trace, permuted: Trace, until: Op) -> bool:
     """Say whether ``until`` combines two values that hold the same numbers in both runs, each in another order."""
-    last, both = _step_of(base, until), _Both(base, permuted)
+    last, both = _step_of(base, until), Both(base, permuted)
     operands = dict.fromkeys(() if last is None else last.operands)
     return sum(_rearranged(*both.pair(place)) for place in operands) > 1
 
@@ -186,7 +186,7 @@ def by_place(
         step: A step of the reference run whose result depends on the places.
         order: As for :func:`reordering`; None where it is not known, and masks cannot be told.
     """
-    both = _Both(base, permuted)
+    both = Both(base, permuted)
 
     def stays(place: int) -> bool:
         one, two = both.pair(place)
