@@ -18,6 +18,7 @@ from ..state import isolated, seed_everything
 from ..subject.errors import SubjectError
 from ..subject.gradients import clear_gradients, gradient_stats
 from .again import forward_and_loss
+from .widened import Widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -248,7 +249,8 @@ def norms_of(
     model.train()
     seed_everything(subject.seed + seed)
     try:
-        loss = subject.compute_loss(subject.call(model, batch), batch)
+        with Widened():
+            loss = subject.compute_loss(subject.call(model, batch), batch)
         with subject.phase("backward", batch):
             loss.backward()
     except SubjectError:

@@ -15,6 +15,7 @@ from ...runs.looks import (
     norms_of,
 )
 from ...runs.variants.woken import jittered
+from ...runs.widened import Widened
 from ...state import isolated, seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
@@ -116,7 +117,7 @@ def _reached_in_double(subject: Subject, names: list[str], largest: float) -> se
             # what follows a gradient from the second batch on
             with torch.no_grad():
                 subject.call(model, first.to(dtype=torch.float64).clone())
-            with torch.enable_grad():
+            with torch.enable_grad(), Widened():
                 loss = subject.compute_loss(subject.call(model, batch), batch)
             with subject.phase("backward", batch):
                 gradients = torch.autograd.grad(
