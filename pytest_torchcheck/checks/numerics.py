@@ -19,6 +19,7 @@ from ..runs import numerics as measure
 from ..runs.facts import forward_facts
 from ..runs.outputs import expectations, reference
 from ..runs.training.few import many_targets
+from ..runs.variants.merged_integers import merged_integers
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed, violated
 
@@ -151,7 +152,10 @@ def _shortest(subject: Subject) -> Batch | None:
 
 
 def low_precision(subject: Subject) -> Iterator[Finding]:
-    """Run eval and a training step in the declared dtype; compare with float64 and the same weights."""
+    """Run eval and a training step in the declared dtype; compare with float64 and the same weights.
+
+    Integers that the dtype would round to one number must not give the same outputs where float64 tells them apart.
+    """
     dtype = str(subject.dtype).removeprefix("torch.")
     try:
         outputs = reference(subject)
@@ -189,6 +193,9 @@ def low_precision(subject: Subject) -> Iterator[Finding]:
             f"outputs, loss and gradients are finite in {dtype}; the model does not run in "
             "float64, so precision was not compared"
         )
+        return
+    if (merged := merged_integers(subject)) is not None:
+        yield explain.integers_merged(subject, merged)
         return
     yield _accuracy(subject, dtype, outputs, exact)
 

@@ -11,3 +11,4 @@ digits_lost = One(
     "diagnosis.outputs.numerics:digits_lost", "precision-lost precision-overflow", doubtful=True
 )
 overflow = One("diagnosis.outputs.numerics:overflow", "precision-overflow")
+integers_merged = One("diagnosis.outputs.numerics:integers_merged", "integers-merged")

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...explanation import counted, listed, on_line
+from ...explanation import by_forward, counted, listed, on_line
 from ...findings import Culprit, Finding
 from ...objects import trees
 from ...probes.numbers.finiteness import find_overflow
+from ...probes.recorded.operations import record
+from ...probes.recorded.orders import first_merging
 from ...runs.numerics import Trouble, in_double, watched
 from ...state import seed_everything
 from ...verdicts import explained, suspicious, violated
 from ..crashes.explain import explain_error
 from ..gradient.non_finite import evidence_of, remedy, writers
+from .eval_lines import eval_run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Location, Status
     from ...probes.numbers.domains import NonFinite
+    from ...runs.variants.merged_integers import MergedIntegers
     from ...subject import Subject
     from ...subject.errors import SubjectError
 
@@ -133,6 +137,39 @@ def digits_lost(
         because=f"the error is {worst / max(noise, 1e-30):.3g} times that of rounding the weights",
         fix="compute sums, means, norms and positions in float32",
         evidence=evidence,
+    )
+
+
+def integers_merged(subject: Subject, found: MergedIntegers) -> Finding:
+    """Explain integers that a model in low precision takes for one another: name the cast that makes them equal."""
+    dtype = str(subject.dtype).removeprefix("torch.")
+    with subject.pristine() as model:
+        base, other = (
+            record(eval_run(subject, batch), model) for batch in (subject.batch(), found.batch)
+        )
+    step = first_merging(base, other)
+    op, line = (step.op.name, step.op.location) if step is not None else ("", None)
+    name, (one, two) = by_forward(subject, found.path), found.values
+    place = line or sources.of_object(type(subject.model).forward)
+    called = [at for at in (step.callers[:1] if step is not None else ()) if at != line]
+    return violated(
+        "integers-merged",
+        f"different integers of {name} give the same outputs in {dtype}",
+        culprits=[
+            Culprit("input", name, f"{one} and {two} are both {found.rounded:g} in {dtype}", place),
+            *([Culprit("call", op, "makes them equal", line)] if op else []),
+            *(Culprit("call", at.function, "is called here", at) for at in called),
+        ],
+        location=place,
+        observed=f"{one} became {two}, and so on: no output changed in {dtype}; in float64 they moved by "
+        f"{found.gap:.3g} (relative)",
+        cause=f"{op}{on_line(line)} casts {name} to {dtype}, which holds {one} and {two} as {found.rounded:g}"
+        if op
+        else f"{name} is cast to {dtype}, which holds {one} and {two} as {found.rounded:g}",
+        because=(f"{op} read other integers and gave the same values, bit for bit; " if op else "")
+        + f"rounding all weights to {dtype} moves the outputs by {found.noise:.3g} only",
+        fix=f"compute with {name}.float(), and cast the result{on_line(line)}",
+        evidence={"gap": found.gap, "noise": found.noise, "rounded": found.rounded},
     )
 
 

@@ -176,6 +176,22 @@ def paired(base: Trace, permuted: Trace, until: Op) -> bool:
     return sum(_rearranged(*both.pair(place)) for place in operands) > 1
 
 
+def first_merging(base: Trace, other: Trace) -> Step | None:
+    """Find the first operation that reads different integers in two runs and gives the same floating-point values."""
+    both = Both(base, other)
+
+    def same(place: int) -> bool:
+        one, two = both.pair(place)
+        return one is None or two is None or torch.equal(one, two)
+
+    for step in base.steps:
+        if all(map(same, step.operands)) or not step.results or not all(map(same, step.results)):
+            continue
+        if all(base.values[place].dtype.is_floating_point for place in step.results):
+            return step
+    return None
+
+
 def by_place(
     base: Trace, permuted: Trace, step: Step, order: Tensor | None
 ) -> tuple[Step | None, str]:
