@@ -91,7 +91,8 @@ CHECKS: tuple[Check, ...] = (
             "In the declared low precision, outputs and gradients are finite and close to "
             "those in float64.",
             needs=("low-precision",),
-            cost="1 F and 1 FB in low precision, 4 F in float64; 1 F more for each input of integers that the dtype skips",
+            cost="1 F and 1 FB in low precision, 4 F in float64; 1 F more for each input of integers "
+            "that the dtype skips",
             axes="low-precision",
         ),
         check(

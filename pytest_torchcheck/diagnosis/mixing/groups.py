@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...batches.groups import moved
+from ...explanation import on_line
 from ...findings import Culprit
+from ...probes.positions.hiding import find_late
 from ...probes.positions.spread import origin
 from ...probes.recorded.divergence import Divergence, first_mixing
 from ...probes.recorded.operations import Snapshot, aligned, changed
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...batches.groups import Groups
     from ...findings import Finding
+    from ...probes.positions.hiding import Hiding
     from ...probes.recorded.operations import Step, Trace
     from ...subject import Subject
     from ..crashes.place import Place
@@ -31,7 +35,8 @@ def mixed(subject: Subject, groups: Groups, gaps: dict[str, float], fewer: Batch
     """Explain outputs of a group that change with other groups.
 
     It is a violation where pairs of entries are given of which none joins two groups, where every group moves
-    every other one, and where they meet as entries. Groups that meet in twos, or once each is one row, may be
+    every other one, and where they meet as entries; and where the weights between groups are zeroed after a softmax
+    has normalised over all entries. Groups that meet in twos, or once each is one row, may be
     compared on purpose, and what has an index and no pairs may be the parts of one sample, as words of tokens.
 
     Args:
@@ -47,7 +52,6 @@ def mixed(subject: Subject, groups: Groups, gaps: dict[str, float], fewer: Batch
         )
     except SubjectError:
         place, certain = None, False
-    certain = certain and groups.linked and groups.count > 2
     return places.finding_at(
         place,
         subject,
@@ -100,12 +104,34 @@ def _by_features(subject: Subject, groups: Groups) -> tuple[Place | None, bool]:
     traces = dict(zip(known, runs, strict=True))
     found = first_mixing(base, traces, allowed=allowed)
     place = places.told_by(found, subject.model, "samples")
-    if found is None:
+    if place is None or found is None:
         return place, False
+    if (late := find_late(base, groups.index)) is not None:
+        return _masked_late(place, late, groups), True
     step = next(step for step in base.steps if step.op == found.op)
-    return place, _meet_as_entries(base, step, groups) and all(
+    certain = groups.linked and groups.count > 2 and _meet_as_entries(base, step, groups)
+    return place, certain and all(
         _moves_all(base, trace, groups.others(n), groups.count, allowed)
         for n, trace in traces.items()
+    )
+
+
+def _masked_late(place: Place, late: Hiding, groups: Groups) -> Place:
+    """Return the line of a mask between groups that comes after the softmax."""
+    line = on_line(late.op.location)
+    made = late.mask
+    return replace(
+        place,
+        op=late.op.name,
+        location=late.op.location or place.location,
+        module=late.op.module or place.module,
+        module_class=late.op.module_class if late.op.module else place.module_class,
+        settings=(Culprit("call", made.name, "the mask", made.location),) if made else (),
+        cause=f"{late.op.name}{line} zeroes the weights between groups of {groups.path} after the softmax, which "
+        "has normalised over the entries of all of them",
+        fact=f"the softmax gives entries of other groups up to {late.weight:.3g} of the weight before they are "
+        "set to 0",
+        fix=f'mask the scores with float("-inf") before the softmax, not its weights{line}',
     )
 
 
@@ -144,7 +170,8 @@ def _by_number(subject: Subject, groups: Groups, fewer: Batch) -> tuple[Place | 
         return place in masks and bool(masks[place].any())
 
     outputs = [place for place in base.outputs if moves(place)]
-    every = any(bool(masks[p].reshape(groups.count - 1, -1).any(1).all()) for p in outputs)
+    every = groups.linked and groups.count > 2
+    every &= any(bool(masks[p].reshape(groups.count - 1, -1).any(1).all()) for p in outputs)
     step = origin(base, outputs[0], moves)[0] if outputs else None
     if step is None or not masks.keys() >= set(step.operands):
         return None, every

@@ -274,6 +274,24 @@ def _late(trace: Trace, softmax: Step, region: Tensor) -> Hiding | None:
     return None
 
 
+def find_late(trace: Trace, index: Tensor) -> Hiding | None:
+    """Find what zeroes the weights of entries of other groups after a softmax over the entries of all groups.
+
+    Args:
+        trace: The run.
+        index: int64 ``[N]``, the group of each entry.
+    """
+    apart = index[:, None] != index[None]
+    for softmax in filter(_is_softmax, trace.steps):
+        weights = trace.values[softmax.results[0]].values
+        if weights is None or weights.shape[-2:] != apart.shape:
+            continue
+        found = _late(trace, softmax, apart.to(weights.device).expand(weights.shape))
+        if found is not None and found.weight > _NEGLIGIBLE:
+            return found
+    return None
+
+
 _COMPARISONS = frozenset(
     {"eq", "ne", "lt", "gt", "le", "ge", "__eq__", "__ne__", "__lt__", "__gt__", "__le__", "__ge__"}
 )

@@ -313,3 +313,65 @@ def test_whole_numbers_are_features_too(across: bool, status: str) -> None:
     inputs["x"] = torch.randint(0, 9, (len(inputs["x"]),))
     (finding,) = found(Atoms(across), inputs).findings
     assert finding.status == status, finding
+
+
+# attention over all nodes, without edges
+
+
+class Attending(Graph):
+    def read(self, h, index):
+        same = index[:, None] == index[None]
+        return self.summed(self.weights(h @ h.T, same) @ h, index) / self.counts(index)
+
+    def weights(self, scores, same):
+        return scores.masked_fill(~same, float("-inf")).softmax(-1)
+
+    def forward(self, x, index):
+        return self.out(self.read(F.relu(self.own(x)), index))
+
+
+class MaskedLate(Attending):
+    def weights(self, scores, same):
+        return scores.softmax(-1) * same  # BUG
+
+
+class FilledLate(Attending):
+    def weights(self, scores, same):
+        return scores.softmax(-1).masked_fill(~same, 0.0)  # BUG
+
+
+class NormalisedAgain(Attending):
+    def weights(self, scores, same):
+        kept = scores.softmax(-1) * same
+        return kept / kept.sum(-1, keepdim=True)
+
+
+class OverAll(Attending):
+    """Words of a sentence, as groups of tokens: first each by itself, then all of them."""
+
+    def weights(self, scores, same):
+        within = scores.masked_fill(~same, float("-inf")).softmax(-1)
+        return within @ scores.softmax(-1)
+
+
+def attended(cls: type[Graph]) -> Any:
+    given = graphs()
+    del given["edge_index"]
+    return found(cls(), given)
+
+
+@pytest.mark.parametrize("cls", [MaskedLate, FilledLate])
+def test_weights_between_groups_that_are_zeroed_too_late(cls: type[Graph]) -> None:
+    (finding,) = attended(cls).failing
+    assert finding.code == "samples-mixed"
+    assert finding.location.text.endswith("# BUG")
+    assert "after the softmax" in finding.cause
+
+
+@pytest.mark.parametrize("cls", [Attending, NormalisedAgain, OverAll])
+def test_weights_between_groups_that_are_right_or_meant(cls: type[Graph]) -> None:
+    assert not attended(cls).failing
+
+
+def test_groups_that_all_attend_to_each_other_are_suspicious() -> None:
+    assert [f.status for f in attended(OverAll).findings] == ["suspicious"]
