@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
+from ...probes.recorded.chosen_slices import chosen_slice
 from ...probes.recorded.operations import record
 from ...probes.recorded.watch import Watch, name_of
 from ...runs.again import forward_and_loss
 from ...runs.losses.consumption import evidence
 from ...verdicts import suspicious, violated
+from ..crashes.place import Place
 from ..gradient.heads import head_culprits, layer_of, widened
 from ..outputs.eval_lines import eval_run
 from ..outputs.places import finding_at, first_difference
@@ -282,10 +284,13 @@ def own_answer(
     if ahead:  # of its own position a value may be read, and must not reach the output there
         runs = (eval_run(subject, batch) for batch in (subject.batch(), changed))
         place = first_difference(subject, *runs)
+        place = None if place is None else replace(place, fact="")
+    elif (place := _taken(subject, changed)) is not None:
+        place = replace(place, settings=(Culprit("input", path, "holds the answer"),))
     end = "values after it are read too" if later else "no value after it is read"
     at = f"t{ahead:+d}" if ahead else "t"
     return finding_at(
-        None if place is None else replace(place, fact=""),
+        place,
         subject,
         "label-shift",
         f"each position is trained to predict {path}[{at}], and reads it",
@@ -302,6 +307,27 @@ def own_answer(
         "two eval forwards",
         fix=f"let output t depend on values of {path} before {at} only: slice its features one step earlier, "
         "or shift or mask them",
+    )
+
+
+def _taken(subject: Subject, changed: Batch) -> Place | None:
+    """Return the line that takes a part which knows the answer, where another part of the same value knows less."""
+    with subject.pristine() as model:
+        runs = [record(eval_run(subject, batch), model) for batch in (subject.batch(), changed)]
+    found = chosen_slice(*runs)
+    if found is None or found.step.op.location is None:
+        return None
+    op, line = found.step.op, on_line(found.step.op.location)
+    part = f"[{', '.join([*':' * found.dim, str(found.taken)])}]"
+    other = f"[{', '.join([*':' * found.dim, str(found.other)])}]"
+    return Place(
+        op=op.name,
+        location=op.location,
+        module=op.module,
+        module_class=op.module_class,
+        cause=f"the output is computed from {part}{line}, which knows the answer; {other} does not",
+        fact=f"at {found.more} elements {part} moved with the answer and {other} did not",
+        fix=f"take {other} in place of {part}{line}, or mask the answer",
     )
 
 

@@ -181,3 +181,40 @@ def test_a_causal_model_may_read_the_answers_before_or_reconstruct_what_it_reads
     assert of_policy(lambda: Policy(True)).status == "not-applicable"  # may be an autoencoder
     assert of_policy(lambda: Policy(True), "actions").status == "not-applicable"
     assert of_policy(lambda: Policy(True, noise=0.3), "states").status == "suspicious"
+
+
+class Interleaved(nn.Module):
+    """Reads states and actions in turn, and predicts actions from the tokens of ``taken``: 0 of states, 1 of actions."""
+
+    def __init__(self, taken: int, *, named: bool = False) -> None:
+        super().__init__()
+        self.taken, self.named = taken, named
+        self.states, self.actions = nn.Linear(4, 8), nn.Linear(2, 8)
+        self.read, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, states: Tensor, actions: Tensor) -> Tensor:
+        tokens = torch.stack([self.states(states), self.actions(actions)], 2).flatten(1, 2)
+        read = self.read(tokens)[0].unflatten(1, (-1, 2))
+        if self.named:
+            _, by_action = read.unbind(2)
+            return self.head(by_action)
+        return self.head(read[:, :, self.taken])  # HERE
+
+
+def test_the_slice_that_knows_the_answer_is_named() -> None:
+    found = of_policy(lambda: Interleaved(1), "states")
+    assert (found.status, found.code) == ("violated", "label-shift"), str(found)
+    assert found.location is not None
+    assert found.location.text.endswith("# HERE")
+    assert "[:, :, 1] on line" in found.cause
+    assert "[:, :, 0] does not" in found.cause
+    assert "actions" in {c.name for c in found.culprits}
+
+
+def test_the_slice_before_the_answer_passes() -> None:
+    assert of_policy(lambda: Interleaved(0), "states").status == "passed"
+
+
+def test_without_a_slice_of_that_kind_no_line_is_blamed() -> None:
+    assert "does not" not in of_policy(lambda: Policy(True), "states").cause
+    assert of_policy(lambda: Interleaved(1, named=True), "states").status == "violated"
