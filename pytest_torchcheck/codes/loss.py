@@ -44,6 +44,7 @@ turned_levels = One("diagnosis.loss.targets:turned_levels", "loss-sign")
 repels = One("diagnosis.loss.targets:repels", "loss-sign")
 turned = One("diagnosis.loss.consumed:turned", "loss-sign", doubtful=True)
 shuffled = One("diagnosis.loss.targets:shuffled", "target-of-another-sample")
+regrouped = One("diagnosis.loss.shifts:regrouped", "target-of-another-sample")
 over_samples = One("diagnosis.loss.targets:over_samples", "samples-share-targets")
 
 misplaced = One("diagnosis.loss.pairing:misplaced", "target-misplaced", doubtful=True)

@@ -265,8 +265,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
     if (away := turned(seen.directions)) is not None:
         found.append(explain.turned(subject, away))
-    if seen.fed and (mixed := shuffled(seen.directions)) is not None:
-        found.append(explain.shuffled(mixed))
+    found += _of_others(seen)
     yield from found
     if found:
         return
@@ -279,6 +278,13 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         yield not_applicable(
             "the training step has no targets, and calls no loss function of torch's"
         )
+
+
+def _of_others(seen: LossEvidence) -> list[Finding]:
+    """Say that a step compares samples with the targets of others."""
+    if seen.fed and (mixed := shuffled(seen.directions)) is not None:
+        return [explain.shuffled(mixed)]
+    return [] if seen.regrouped is None else [explain.regrouped(seen.regrouped)]
 
 
 def _samples_of(subject: Subject) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""The lines that shift targets against outputs, by leaving out the first ones."""
+"""The lines that shift targets against outputs, by leaving out the first ones, or take them in another order."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ... import sources
+from ...explanation import on_line
+from ...findings import Culprit, Finding
 from ...probes.recorded.watch import Watch, storage_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
+from ...verdicts import violated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...findings import Location
+    from ...probes.loss.regrouping import Regrouped
     from ...subject import Subject
 
 
@@ -61,3 +66,23 @@ def shifting_lines(subject: Subject, path: str) -> list[Location]:
         except SubjectError:
             return []
     return list(watch.lines)
+
+
+def regrouped(seen: Regrouped) -> Finding:
+    """Explain a step that mixes samples with others of the batch, and their targets with those of still others."""
+    one, two = seen.inputs, seen.targets
+    name = "" if two.location is None else sources.assigned_name(two.location)
+    return violated(
+        "target-of-another-sample",
+        "the training step takes inputs and targets of the batch in two different orders",
+        location=two.location,
+        culprits=[
+            Culprit("call", name or two.name, "takes targets in an order of its own", two.location),
+            Culprit("call", one.name, "takes inputs in another order", one.location),
+        ],
+        observed=f"the orders name different samples at {seen.apart} of {seen.size} places",
+        cause=f"the targets are taken in another order{on_line(two.location)} than the inputs{on_line(one.location)}",
+        because=f"{one.name} put inputs of the batch in one order, {two.name} its targets in another, and neither "
+        "takes both in the same",
+        fix=f"draw one order, and index inputs and targets with it{on_line(two.location)}",
+    )

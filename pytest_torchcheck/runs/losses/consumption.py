@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...probes.loss.axes import Crossed, FocalMean, OfOtherRows, Scattered
     from ...probes.loss.directions import Direction
     from ...probes.loss.noise import NoiseTarget
+    from ...probes.loss.regrouping import Regrouped
     from ...probes.loss.slopes import LossOfOutput
     from ...probes.loss.terms import IdleTerm
     from ...probes.loss.undefined import Undefined
@@ -121,7 +122,8 @@ class LossEvidence:
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
     ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train nothing,
-    ``fed`` whether a step gave the model its samples in one order, ``crossed`` the probabilities that meet
+    ``fed`` whether a step gave the model its samples in one order, ``regrouped`` the two orders in which it takes
+    inputs and targets, ``crossed`` the probabilities that meet
     log-probabilities of another dimension, ``cosines`` the products of unit vectors that give none,
     ``undefined`` the functions that gave NaN for finite numbers,
     ``noise`` the predictions that are compared with random ones, ``loses`` whether a result went unread,
@@ -151,6 +153,7 @@ class LossEvidence:
     directions: tuple[Direction, ...] = ()
     idle: tuple[IdleTerm, ...] = ()
     fed: bool = False
+    regrouped: Regrouped | None = None
     loses: bool = False
     terms: int = 1
 

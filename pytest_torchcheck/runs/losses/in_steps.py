@@ -13,6 +13,7 @@ from ...objects import trees
 from ...probes.gradient.penalties import PartialNorms, Turned, reflected
 from ...probes.loss.consumption import LossWatch
 from ...probes.loss.directions import order_of
+from ...probes.loss.regrouping import Regroupings
 from ...probes.loss.terms import Terms
 from ...probes.recorded.unread import UnreadWatch
 from ...probes.recorded.watch import name_of, tensors_in
@@ -24,7 +25,7 @@ from .consumption import LossEvidence, describe
 from .shapes import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from torch import nn
 
@@ -44,6 +45,7 @@ class _StepWatch(LossWatch):
     Args:
         module: Names are qualified relative to it.
         targets: Tensors of the batch's targets.
+        inputs: Tensors of its inputs.
         batch: All tensors of the batch.
 
     Attributes:
@@ -51,11 +53,16 @@ class _StepWatch(LossWatch):
     """
 
     def __init__(
-        self, module: nn.Module, targets: Iterable[Tensor], batch: Iterable[Tensor]
+        self,
+        module: nn.Module,
+        targets: Collection[Tensor],
+        inputs: Iterable[Tensor],
+        batch: Iterable[Tensor],
     ) -> None:
         super().__init__(module)
         self.norms = PartialNorms()
         self.terms = Terms()
+        self.regroupings = Regroupings(inputs, targets)
         self.between((), targets)
         self.comparisons.of(batch)
         self.comparisons.hooked = self.undefined.hooked = True
@@ -71,6 +78,8 @@ class _StepWatch(LossWatch):
         self.norms.see(name, args, kwargs, result, lambda: self.op(name))
         bare = name.rpartition(".")[2]
         self.terms.see(bare, args, kwargs, result, lambda: self.op(name))
+        if not self.scopes:
+            self.regroupings.see(bare, args, kwargs, result, lambda: self.op(name))
 
     def backward_called(self, root: Tensor) -> None:
         """Take a loss apart."""
@@ -80,6 +89,7 @@ class _StepWatch(LossWatch):
     def module_left(self, module: nn.Module, args: Any, result: Any) -> None:
         """Take the outputs of a module that no other module called."""
         if len(self.scopes) == 1:
+            self.regroupings.called(tensors_in(args))
             pairs = [(a, b) for a in tensors_in(args) for b in self._batch if a.shape == b.shape]
             found = [order_of(a.detach(), b) for a, b in pairs]
             self.orders |= {order for order in found if order is not None}
@@ -97,7 +107,9 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
     """
     batch = subject.batch().clone()
     with subject.pristine(steps=True, train=True, seeded=True) as model:
-        watch = _StepWatch(model, trees.tensors(batch.targets).values(), batch.tensors().values())
+        targets, given = trees.tensors(batch.targets).values(), batch.input_leaves()
+        inputs = [leaf for _, leaf in given if isinstance(leaf, Tensor)]
+        watch = _StepWatch(model, targets, inputs, batch.tensors().values())
         try:
             made = subject.make_optimizer(model)
             with watch, watch.terms.watching():
@@ -118,6 +130,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             idle=tuple(watch.terms.idle(model)),
             directions=watch.comparisons.directions(value),
             fed=len(watch.orders) == 1,
+            regrouped=watch.regroupings.apart(),
             crossed=watch.axes.every(),
             cosines=tuple(watch.lengths.found),
             noise=tuple(watch.noise.found),
