@@ -16,6 +16,7 @@ from ...probes.recorded.operations import record
 from ...text.wording import percent
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
+from .along_axes import told_along
 from .consumed import loss_line
 from .targets import made_for_loss
 
@@ -53,7 +54,7 @@ def misplaced(
         shown.append(f"{name}{list(at)} reaches {path} at {listed}{more}")
     place = moved or reshaped or loss_line(subject)
     make = suspicious if turned else violated
-    return make(
+    made = make(
         "target-misplaced",
         f"{name} are compared with outputs of other positions{', ' * bool(turned)}{turned}",
         culprits=[Culprit("loss", "loss", "positions mixed", place)],
@@ -70,6 +71,7 @@ def misplaced(
         else "move the class axis with movedim or transpose; view and reshape only keep the order "
         "of the elements",
     )
+    return made if moved else told_along(subject, made, path, name)
 
 
 def spread_over(
