@@ -20,7 +20,7 @@ from ..objects.kinds import shape_of
 from ..state import seed_everything
 from ..stepping import take_step
 from .errors import Again, LossKind, NothingToDifferentiate, Phase, SubjectError, UnmeasurableError
-from .gradients import Gradients, clear_gradients, gradient_stats
+from .gradients import Gradients, clear_gradients, gradient_stats, writable
 from .losses import as_number, loss_on, own_loss, probe_loss, step_loss
 from .optimizers import clear_by, default_optimizer, stepping_in
 from .pristine import PristineModel
@@ -109,7 +109,7 @@ class Subject(PristineModel):
             return probe_loss(output, self.seed)
         if isinstance(output, trees.Kept):
             output.rewind()
-        loss = loss_on(self.device, self.contract.loss, self.cache)
+        loss, output = loss_on(self.device, self.contract.loss, self.cache), writable(output)
         with self.phase("loss", batch, lambda: loss_of(loss, output, batch.targets)):
             if isinstance(loss, str):  # "output"
                 return as_number(own_loss(output))

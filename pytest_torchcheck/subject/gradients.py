@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -145,6 +145,20 @@ def _some(tensor: torch.Tensor) -> list[float]:
 
 def _wide(values: torch.Tensor) -> torch.dtype | None:
     return torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
+
+
+def writable(output: Any) -> Any:
+    """Return an output whose leaves that take a gradient are copies of them, which a loss may write to in place.
+
+    What a model returns is no leaf, and may be written to.
+    """
+    copies = {
+        id(t): t.clone()
+        for t in trees.floats(output).values()
+        if t.requires_grad and t.is_leaf and not isinstance(t, nn.Parameter)
+    }
+    made = trees.substitute(output, copies) if copies and torch.is_grad_enabled() else None
+    return output if made is None else made
 
 
 class OneLine:

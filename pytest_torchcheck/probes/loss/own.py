@@ -180,7 +180,9 @@ class OwnLoss(LossOfOutput):
                 and id(leaf) not in labels
             ):
                 leaves[path] = self._noisy(trees.dense(leaf).detach()).requires_grad_(True)
-        given = given.map(lambda path, leaf: leaves.get(path, leaf), targets=False)
+        with torch.enable_grad():  # copies of the leaves: a model may write to what it is given
+            made = {path: leaf.clone() for path, leaf in leaves.items()}
+        given = given.map(lambda path, leaf: made.get(path, leaf), targets=False)
         tokens = [
             leaf
             for _, leaf in given.input_leaves()
@@ -195,7 +197,7 @@ class OwnLoss(LossOfOutput):
             ):
                 return None
             leaves[_EMBEDDED] = self._noisy(output.detach()).requires_grad_(True)
-            return leaves[_EMBEDDED]
+            return leaves[_EMBEDDED].clone()
 
         with self._subject.pristine() as model:
             handles = [
