@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ITEMS = 8
 _BASE_SEEDS = (0x5EED0, 0x5EED1)  # what two epochs draw
+_COUNTED = "epoch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,10 @@ class Workers:
             told = attribute(one, "set_epoch")
             if callable(told) and accepts(told, 1):
                 told(epoch)
+            elif (
+                type(count := vars(one).get(_COUNTED) if hasattr(one, "__dict__") else None) is int
+            ):
+                setattr(one, _COUNTED, count + epoch)  # the training loop counts it up
 
     def states(self) -> dict[str, bytes]:
         """Return a fingerprint of every generator of the process and of the dataset."""

@@ -121,7 +121,7 @@ class PermutationEquivariant(_Permutation):
 
 @dataclass(frozen=True, slots=True)
 class RandomAugmentation(Promise):
-    """Items of the dataset are random: they differ between workers and epochs."""
+    """Items of the dataset, or the batches made of them, are random: they differ between workers and epochs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

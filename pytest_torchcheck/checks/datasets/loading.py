@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...codes import data as explain
 from ...codes.undecided import BLOCKED
 from ...data import delivery, labels, order, plan, randomness, validity
-from ...data.collation import collate_writes, pairing
+from ...data.collation import collate_writes, pairing, random_batches
 from ...data.collation import dropped_fields as dropping
 from ...data.collation import lost_values as losing
 from ...data.relations import kept_draws as keeping
@@ -174,8 +174,7 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
         ) or (not found.random and (same := in_data(keeping.find_cached_function, part))):
             yield keeping.kept(part, same, promised=True)
         elif not found.random:
-            fixed = in_data(randomness.find_reseeding, part)
-            yield explain.not_random(part, found, fixed, subject.contract.location)
+            yield _fixed_items(subject, part, found)
         elif not found.repeats:
             yield explain.unseeded(part, found, *in_data(randomness.find_divergence, part))
         elif found.duplicates:
@@ -187,6 +186,20 @@ def random_augmentation(subject: Subject) -> Iterator[Finding]:
             )
     if not applies:
         yield not_applicable("no map-style training dataset is declared")
+
+
+def _fixed_items(subject: Subject, part: Part, found: randomness.Augmentation) -> Finding:
+    """Judge items that are not random: what makes batches of them may be."""
+    by = random_batches.made_by(part)
+    drawn = in_data(random_batches.draws, part, subject.seed) if by else False
+    if drawn is None:
+        return inconclusive(
+            f"{part.prefix}items of {part.name} are not random; whether {by} augments them cannot be told"
+        )
+    if drawn:
+        return passed(f"{part.prefix}batches of the same items differ: {by} augments them")
+    fixed = in_data(randomness.find_reseeding, part)
+    return explain.not_random(part, found, fixed, subject.contract.location)
 
 
 def loader_order(subject: Subject) -> Iterator[Finding]:
