@@ -96,7 +96,7 @@ ENTAILS = (
     ),
     rule(
         "target-alignment/target-misplaced",
-        "target-ownership/samples-share-targets",
+        "target-ownership/samples-share-targets in-batch-pairs/order-matters",
         "model",
         "mixing positions across samples pairs outputs with targets of other samples",
     ),

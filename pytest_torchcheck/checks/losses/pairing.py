@@ -37,7 +37,8 @@ _SAME = 1e-4
 def target_alignment(subject: Subject) -> Iterator[Finding]:
     """Change one target at a time; what changes in the loss's gradient stands at one distance from it.
 
-    Outputs whose targets differ must not be one number for every input and every weight.
+    A loss that compares samples with each other must be the same in another order of them. Outputs whose targets
+    differ must not be one number for every input and every weight.
     """
     if isinstance(subject.contract.loss, str):
         yield not_applicable("the model computes its own loss")
@@ -58,7 +59,7 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
         tensor.requires_grad_(True)
 
     try:
-        seen = _seen(subject, output, batch, leaves, fitting)
+        seen = _seen(subject, output, batch, leaves, fitting, by_place=moved is not None)
     except (SubjectError, RuntimeError) as error:
         message = message_of(error).splitlines()[0]
         yield inconclusive(f"the loss raises with another target: {message:.80}")
@@ -84,8 +85,13 @@ def _seen(
     batch: Batch,
     leaves: dict[str, torch.Tensor],
     fitting: list[tuple[str, list[int], str]],
+    *,
+    by_place: bool,
 ) -> Finding | dict[str, int]:
-    """Return how many targets reach outputs in which way, or what is wrong with the way."""
+    """Return how many targets reach outputs in which way, or what is wrong with the way.
+
+    A loss that sorts, and depends on places nevertheless (``by_place``), does not compare samples as they are.
+    """
     slopes, own = (
         _Gradients(subject, output, batch, leaves),
         trees.tensors(batch.targets, "targets"),
@@ -105,8 +111,10 @@ def _seen(
         if not how and _matched(subject, output, batch, own[name]):
             how = "outputs that the loss finds for them, in any order"
         given = batch.targets, leaves[path], path, base[path], batch_dim or 0
-        if not how and _relates(slopes, *given):
-            how = "outputs of samples that the loss compares with each other"
+        if not how and not by_place and _relates(slopes, *given):
+            moved = moved_by_order(subject, meeting=True)
+            if moved is None or not moved.change:
+                how = "outputs of samples that the loss compares with each other"
         if not how:
             turned = max(filter(None, orders), default="")
             return explain.misplaced(subject, path, name, reached, turned)

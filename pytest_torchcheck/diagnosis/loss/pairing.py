@@ -164,6 +164,7 @@ def _reordering_line(subject: Subject) -> tuple[Location | None, Location | None
     found: list[Location] = []
     crossing: list[Location] = []
     moving: list[Location] = []
+    turned: dict[int, tuple[torch.Tensor, Location]] = {}  # kept, so that no number is given twice
 
     class Reshapes(LossWatch):
         def after(self, func, args, kwargs, result, token):  # type: ignore[no-untyped-def]
@@ -177,13 +178,20 @@ def _reordering_line(subject: Subject) -> tuple[Location | None, Location | None
             elif bare in _REORDERING and given != made:
                 found.append(place)
                 if bare in ("view", "reshape") and crossed(given, made) is not None:
-                    crossing.append(place)
+                    # the last axis is taken apart as if it were another one: not that was moved there
+                    other = made[-1] != given[-1] and made[-1] in given[:-1]
+                    crossing.append(turned.get(id(args[0]), (None, place))[1] if other else place)
+            if bare in _TURNING:
+                turned[id(result)] = result, place
 
     with subject.pristine(train=False, seeded=True) as model, torch.no_grad():
         output = subject.call(model, batch)
         with Reshapes(model):
             subject.compute_loss(output, batch)
     return next(iter([*crossing, *found]), None), next(iter(() if crossing else moving), None)
+
+
+_TURNING = frozenset({"permute", "movedim", "moveaxis", "transpose", "swapaxes", "swapdims"})
 
 
 def _permutes(name: str, args: tuple[Any, ...]) -> bool:

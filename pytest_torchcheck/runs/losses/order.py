@@ -26,6 +26,8 @@ _SAME = 1e-4
 """Relative change of a loss that the order of a sum explains, with a wide margin."""
 _MEETS = 1e-3
 """Relative change of one sample's gradient that says that another sample has a part in it."""
+_BY_CHANCE = 0.01
+"""Share of thousands of rounded numbers that are equal to their neighbour in order, with a margin."""
 _BY_PLACE = frozenset(
     {
         "roll", "flip", "fliplr", "flipud", "chunk", "split", "tensor_split", "unfold", "narrow", "select", "diff",
@@ -34,6 +36,8 @@ _BY_PLACE = frozenset(
     }
 )  # fmt: skip
 """Functions with which a loss may pair samples by their places on purpose, or by numbers that are their places."""
+_SORTS = frozenset({"sort", "argsort", "msort", "topk"})
+_TAKES = frozenset({"__getitem__", "index_select", "gather", "take", "take_along_dim"})
 _RESHAPES = frozenset({"view", "reshape", "unflatten"})
 
 
@@ -53,12 +57,16 @@ class Reordered:
     second: Callable[[], torch.Tensor]
 
 
-def moved_by_order(subject: Subject) -> Reordered | None:
+def moved_by_order(subject: Subject, *, meeting: bool = False) -> Reordered | None:
     """Reorder outputs and targets together; return how the loss changes, or None where it may.
 
     A pair of samples may be made by place on purpose: a shift, a slice, a draw, two views as halves. Where the loss
     does that, nothing is said, nor where a part of outputs or targets cannot be taken apart into samples, or where
     the samples do not meet: a weight for each sample may then be kept outside of the batch.
+
+    Args:
+        subject: The model.
+        meeting: Whether it is known that the samples meet.
     """
     batch, rows = subject.batch(), output_rows(subject)
     size = batch.sizes.get(subject.source.batch_symbol or "", 0)
@@ -73,7 +81,7 @@ def moved_by_order(subject: Subject) -> Reordered | None:
         if first().numel() != 1:
             return None
         base, pairs_by_place = _watched(first, size)
-        if pairs_by_place or not _meet(subject, output, batch, rows.dims):
+        if pairs_by_place or not (meeting or _meet(subject, output, batch, rows.dims)):
             return None
         smallest, second = float("inf"), first
         for blocks in orders(size):
@@ -136,13 +144,19 @@ def _loss(subject: Subject, output: Any, batch: Batch) -> torch.Tensor:
 
 
 def _watched(run: Callable[[], torch.Tensor], size: int) -> tuple[float, bool]:
-    """Return a loss, and whether its functions may pair samples by their places."""
-    by_place = False
+    """Return a loss, and whether its functions may pair samples by their places.
+
+    What is computed of sorted values stands in the order of their size, whatever their places were.
+    """
+    by_place, ranked = False, _Ranked()
 
     def around(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         nonlocal by_place
         name = getattr(func, "__name__", "")
         result = func(*args, **kwargs)
+        if ranked.follows(name, args, kwargs, result):
+            by_place |= ranked.tied
+            return result
         by_place |= name in _BY_PLACE
         given = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if name == "__getitem__" and given is not None:
@@ -156,11 +170,37 @@ def _watched(run: Callable[[], torch.Tensor], size: int) -> tuple[float, bool]:
     return loss, by_place
 
 
+class _Ranked:
+    """Follows what is in the order of its size.
+
+    Attributes:
+        tied: Whether many values that were put in order are equal: these keep the order of their places.
+    """
+
+    def __init__(self) -> None:
+        self.tied = False
+        self._held: dict[int, torch.Tensor] = {}  # kept, so that no number is given twice
+
+    def follows(self, name: str, args: Any, kwargs: Any, result: Any) -> bool:
+        """Say whether a function sorts, or is given what is sorted, or an index of it; its result is then, too."""
+        given = [one for one in trees.tensors((args, kwargs)).values() if one.numel() > 1]
+        if name in _SORTS and given:
+            order = given[0].detach().flatten().sort().values
+            self.tied |= float((order.diff() == 0).float().mean()) > _BY_CHANCE
+        else:
+            known = [id(one) in self._held for one in given]
+            if not any(known) or not (all(known) or (name in _TAKES and known[-1])):
+                return False
+        made = [*trees.tensors(result).values(), *(given[:1] if name == "__setitem__" else ())]
+        self._held.update((id(one), one) for one in made)
+        return True
+
+
 def _whole(index: Any) -> bool:
     """Say whether an index keeps the first dimension as it is, or takes entries by a mask."""
     first = index[0] if isinstance(index, tuple) and index else index
     masked = isinstance(first, torch.Tensor) and first.dtype == torch.bool
-    return masked or first is None or first is Ellipsis or first == slice(None)
+    return masked or first is None or first is Ellipsis or first in (slice(None), slice(0, None))
 
 
 def _meet(subject: Subject, output: Any, batch: Batch, dims: dict[str, int]) -> bool:
