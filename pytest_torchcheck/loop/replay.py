@@ -232,25 +232,29 @@ def last_written(subject: Subject, name: str) -> Location | None:
     return found[-1] if found else None
 
 
-def where_changed(subject: Subject, name: str, *, written: bool = False) -> Location | None:
+def where_changed(
+    subject: Subject, name: str, *, written: bool = False, before: int = 0
+) -> Location | None:
     """Find the line of the user's step that writes to a parameter or buffer, or the call of the step where none does.
 
     Args:
         subject: Whose step.
         name: Of the parameter or buffer.
         written: Whether a write of the value that it has counts.
+        before: Steps that run first; none where a trainer's loop makes the steps.
     """
+    first = 0 if subject.contract.loop is not None else before
 
     def watch(model: nn.Module, _: Any) -> Watcher:
         tensor = named_tensors(model)[name]
-        before, version = tensor.detach().clone(), version_of(tensor)
+        was, version = tensor.detach().clone(), version_of(tensor)
 
         def watcher(frame: FrameType, event: str, line: int) -> bool:
             if event == "call":
                 return False
             moved = version_of(tensor) != version
-            return moved if written else not torch.equal(tensor.detach(), before)
+            return moved if written else not torch.equal(tensor.detach(), was)
 
         return watcher
 
-    return replay(subject, watch)
+    return replay(subject, watch, before=first)

@@ -19,6 +19,7 @@ from ...state import seed_everything
 from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
+from .forgetful import kept_share
 from .own_memory import state_of_own_memory
 from .pulled_back import pulled_back
 
@@ -73,6 +74,7 @@ class _Pair:
 def averages_follow(subject: Subject) -> Iterator[Finding]:
     """Follow copies of trained parameters through three steps, whatever the rate of their average.
 
+    An average keeps more than a fifth of its value in an update, or it is the latest weights.
     Where no step moves them, the step must not move the trained weights back to them either. A buffer must not
     be a trained parameter's own memory, and neither may an entry of the optimizer's state.
     Where the model holds one module under two names, a step is taken with a copy under the second one. If it
@@ -114,11 +116,8 @@ def _of_copies(subject: Subject) -> Iterator[Finding]:
     if trace.error is not None:
         raise trace.error
     moved = {pair.name: cosines for pair in followed if (cosines := pair.cosines())}
-    wrong = {name: max(found) for name, found in moved.items() if max(found) < _OPPOSITE}
-    if wrong:
-        name = min(wrong, key=lambda name: wrong[name])
-        place = where_changed(subject, name)
-        yield explain.pushed_away(dict(wrong), pairs[name], name, place)
+    if (wrong := _not_averaged(subject, followed, moved, pairs)) is not None:
+        yield wrong
         return
     kept = {
         name: source
@@ -145,6 +144,18 @@ def _of_copies(subject: Subject) -> Iterator[Finding]:
         yield explain.pulled_back(subject, back.pairs, back.share)
     else:
         yield not_applicable("no step updates the model's copies of trained weights")
+
+
+def _not_averaged(
+    subject: Subject, followed: list[_Pair], moved: dict[str, list[float]], pairs: dict[str, str]
+) -> Finding | None:
+    wrong = {name: max(found) for name, found in moved.items() if max(found) < _OPPOSITE}
+    if wrong:
+        name = min(wrong, key=lambda name: wrong[name])
+        return explain.pushed_away(dict(wrong), pairs[name], name, where_changed(subject, name))
+    shares = {p.name: share for p in followed if (share := kept_share(p.states)) is not None}
+    alike = bool(shares) and shares.keys() == moved.keys()
+    return explain.forgets(subject, shares, pairs) if alike else None
 
 
 def _in_one_memory(model: nn.Module) -> dict[str, str]:

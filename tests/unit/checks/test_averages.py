@@ -89,6 +89,72 @@ def test_copies_that_follow_pass(update) -> None:
     assert check(update).status in ("passed", "not-applicable")
 
 
+def swapped(decay, first=0):
+    def update(model):
+        model.steps += 1
+        for slow, fast in pairs(model):
+            slow.copy_(fast) if model.steps <= first else slow.lerp_(fast, decay)  # SWAPPED
+
+    return update
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.99, 0.999])
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_average_that_is_the_latest_weights_is_told(decay, first) -> None:
+    found = check(swapped(decay, first))
+    assert (found.status, found.code) == ("violated", "average-forgets")
+    assert found.location is not None
+    assert found.location.text.endswith("# SWAPPED")
+    assert f"keeps {1 - decay:.3g} of its value" in found.summary
+
+
+def warming(model):
+    """Keeps min(0.999, (1 + n) / (10 + n)), as averages of short runs do."""
+    for slow, fast in pairs(model):
+        slow.lerp_(fast, 1 - (1 + model.steps) / (10 + model.steps))
+    model.steps += 1
+
+
+def mean_of_all(model):
+    model.steps += 1
+    for slow, fast in pairs(model):
+        slow.lerp_(fast, 1 / model.steps)
+
+
+def copied(model):
+    model.slow.load_state_dict(model.fast.state_dict())
+
+
+def rounded(model):
+    """A copy in fewer bits."""
+    for slow, fast in pairs(model):
+        slow.copy_(fast.bfloat16())
+
+
+def pulled_along(model):
+    """The weights go on from where the slow ones are, as in Reptile and Lookahead."""
+    for slow, fast in pairs(model):
+        slow.lerp_(fast, 0.9)
+        fast.copy_(slow)
+
+
+def before_the_step(model):
+    """An average of the weights of the step before."""
+    for n, (slow, fast) in enumerate(pairs(model)):
+        held = f"held{n}"
+        slow.lerp_(getattr(model, held, slow), 0.05)
+        setattr(model, held, fast.detach().clone())
+
+
+@pytest.mark.parametrize(
+    "update",
+    [warming, mean_of_all, copied, rounded, pulled_along, before_the_step, follow(0.7)],
+    ids=lambda update: update.__name__,
+)
+def test_averages_and_copies_of_other_kinds_keep_what_they_should(update) -> None:
+    assert check(update).status in ("passed", "not-applicable")
+
+
 def test_copies_that_stay_do_not_concern_it() -> None:
     assert check(untouched).status == "not-applicable"
 
