@@ -40,6 +40,7 @@ wrong_input = One(
 wrong_sign = One("diagnosis.loss.consumed:wrong_sign", "loss-sign", doubtful=True)
 pulled_off = One("diagnosis.loss.suiting:pulled_off", "fit-pulled-off")
 bootstrapped = One("diagnosis.loss.suiting:bootstrapped", "target-trained", doubtful=True)
+unlike_joined = One("diagnosis.loss.parted:unlike_joined", "unlike-joined", doubtful=True)
 turned_levels = One("diagnosis.loss.targets:turned_levels", "loss-sign")
 repels = One("diagnosis.loss.targets:repels", "loss-sign")
 turned = One("diagnosis.loss.consumed:turned", "loss-sign", doubtful=True)

@@ -13,6 +13,7 @@ from ...runs.losses.bootstrapped import bootstrapped
 from ...runs.losses.consumption import evidence
 from ...runs.losses.in_steps import step_evidence
 from ...runs.losses.levels import levels_of
+from ...runs.losses.parted import parted
 from ...verdicts import inconclusive, not_applicable, passed
 from .targets import loss_of_output
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from ...findings import Finding
     from ...runs.losses.consumption import Consumed, LossEvidence
+    from ...runs.losses.parted import Parted
     from ...subject import Subject
 
 
@@ -31,6 +33,7 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
     the target itself. Entries of an output that are pulled to one minus the levels which the loss holds are
     quantiles of the other side. An output that is fitted to a target must not be pulled off it by the term of labels.
     A target that adds outputs to a declared number, up to a declared end, should not be trained itself.
+    Where labels only say which samples are alike, outputs that they tell apart must be no worse than outputs in one point.
     """
     seen = evidence(subject)
     classes = [used for used in seen.consumed if not math.isnan(used.rising)]
@@ -78,7 +81,18 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
         words = f"the loss pulls the entries of {levels.path} to the quantiles that it holds"
         yield explain.turned_levels(levels) if levels.turned else passed(words)
         return
-    yield _agreed(subject, seen, classes)
+    relation = None if isinstance(own, str) or classes else parted(own)
+    yield _agreed(subject, seen, classes) if relation is None else _grouped(subject, relation)
+
+
+def _grouped(subject: Subject, found: Parted) -> Finding:
+    """Judge a loss for which labels only say which samples are alike."""
+    words = f"samples are grouped by {found.target} than where all are in one place"
+    return (
+        explain.unlike_joined(subject, found)
+        if found.joins
+        else passed(f"the loss is lower where {words}")
+    )
 
 
 def _agreed(subject: Subject, seen: LossEvidence, classes: list[Consumed]) -> Finding:
