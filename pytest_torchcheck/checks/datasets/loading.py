@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...codes import data as explain
 from ...codes.undecided import BLOCKED
 from ...data import delivery, labels, order, plan, randomness, validity
-from ...data.collation import collate_writes, pairing, random_batches
+from ...data.collation import collate_writes, mixed_weights, pairing, random_batches
 from ...data.collation import dropped_fields as dropping
 from ...data.collation import lost_values as losing
 from ...data.relations import kept_draws as keeping
@@ -40,7 +40,8 @@ def dataset_pickling(subject: Subject) -> Iterator[Finding]:
 def collate_pairing(subject: Subject) -> Iterator[Finding]:
     """Collate samples together and one by one, find their rows, and compare labels and other fields.
 
-    A field that is exchanged for another sample's must change the batch.
+    A field that is exchanged for another sample's must change the batch. Where a batch mixes samples, their labels
+    must have the weights of their inputs.
     """
     for part, found in zip(data_parts(subject), surveys(subject), strict=True):
         if not part.is_map_style or part.plan.collate_fn is None or not part.plan.makes_batches:
@@ -49,6 +50,11 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
             yield unreadable(found)
         elif (lost := in_data(dropping.dropped_of, found)) is not None:
             yield dropping.field_dropped(part, lost)
+        elif (mix := in_data(mixed_weights.mixed, found)) is not None:
+            words = (
+                f"{part.prefix}labels have the weights of their inputs in {mix.count} mixed rows"
+            )
+            yield mixed_weights.weights_exchanged(part, mix) if mix.crossed else passed(words)
         else:
             made = pairing.pairing_of(found)
             wrong = made is not None and (made.shifted or made.mixed or made.mask)
