@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from ...codes import data as explain
 from ...codes.undecided import BLOCKED
 from ...data import delivery, labels, order, plan, randomness, validity
-from ...data.collation import collate_writes, mixed_weights, pairing, random_batches
+from ...data.collation import (
+    collate_writes,
+    masked_labels,
+    mixed_weights,
+    pairing,
+    random_batches,
+)
 from ...data.collation import dropped_fields as dropping
 from ...data.collation import lost_values as losing
 from ...data.relations import kept_draws as keeping
@@ -41,7 +47,7 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
     """Collate samples together and one by one, find their rows, and compare labels and other fields.
 
     A field that is exchanged for another sample's must change the batch. Where a batch mixes samples, their labels
-    must have the weights of their inputs.
+    must have the weights of their inputs. Labels of masked tokens are what was masked.
     """
     for part, found in zip(data_parts(subject), surveys(subject), strict=True):
         if not part.is_map_style or part.plan.collate_fn is None or not part.plan.makes_batches:
@@ -50,6 +56,8 @@ def collate_pairing(subject: Subject) -> Iterator[Finding]:
             yield unreadable(found)
         elif (lost := in_data(dropping.dropped_of, found)) is not None:
             yield dropping.field_dropped(part, lost)
+        elif (late := in_data(masked_labels.covered, found)) is not None:
+            yield masked_labels.labels_covered(part, late)
         elif (mix := in_data(mixed_weights.mixed, found)) is not None:
             words = (
                 f"{part.prefix}labels have the weights of their inputs in {mix.count} mixed rows"
