@@ -33,7 +33,8 @@ def loss_sign(subject: Subject) -> Iterator[Finding]:
     the target itself. Entries of an output that are pulled to one minus the levels which the loss holds are
     quantiles of the other side. An output that is fitted to a target must not be pulled off it by the term of labels.
     A target that adds outputs to a declared number, up to a declared end, should not be trained itself.
-    Where labels only say which samples are alike, outputs that they tell apart must be no worse than outputs in one point.
+    Where labels only say which samples are alike, outputs that they tell apart must be no worse than outputs in one
+    point.
     """
     seen = evidence(subject)
     classes = [used for used in seen.consumed if not math.isnan(used.rising)]

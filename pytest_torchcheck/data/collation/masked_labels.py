@@ -147,8 +147,8 @@ def labels_covered(part: Part, found: Covered) -> Finding:
             Culprit("function", name, "collate function", sources.of_object(collate)),
         ),
         location=place,
-        observed=f"all {found.scored} labels in {_DRAWS} batches of the same samples are the tokens that stand at their "
-        f"places in {found.inputs}; {found.changed} of them are at places which another draw leaves otherwise",
+        observed=f"all {found.scored} labels in {_DRAWS} batches of the same samples are the tokens that stand at "
+        f"their places in {found.inputs}; {found.changed} of them are at places which another draw leaves otherwise",
         cause="the labels are taken from the tokens after these were replaced, or share their memory",
         because="tokens change from draw to draw where there are labels, and nowhere else: a model is to predict what "
         "was there before, and can read every label off its input",

@@ -1,4 +1,4 @@
-"""A loss that only sees which samples have one label, at outputs that these labels tell apart and at outputs in one point."""
+"""A loss that only sees which samples have one label, where these labels tell outputs apart and where all are alike."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class Parted:
 
 
 def parted(loss: LossOfOutput) -> Parted | None:
-    """Compare outputs that the labels tell apart with outputs in one point; None where labels mean more than alike and unlike.
+    """Compare outputs that the labels tell apart with outputs in one point.
+
+    None where labels mean more than alike and unlike.
 
     Cost: one call of the loss where other names for the classes change it; else about ten more.
     """
