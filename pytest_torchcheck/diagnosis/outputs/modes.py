@@ -15,6 +15,7 @@ from ...state import seed_everything
 from ...text.wording import have, names_text
 from ...verdicts import suspicious, violated
 from ..lines.conditions import deciding
+from ..lines.parts_read import other_part
 from . import eval_lines, places
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def growing(subject: Subject, names: list[str], ratio: float) -> Finding:
 def differ(subject: Subject, names: list[str], distance: float) -> Finding:
     """Explain statistics with which evaluation gives something else than training, once they have settled."""
     culprits = _buffers(subject, names, "settles elsewhere")
+    part = other_part(subject, names)
+    if part is not None:
+        culprits.insert(0, Culprit("buffer", part.name, "another part is read", part.location))
     return violated(
         "statistics-biased",
         (
@@ -53,13 +57,19 @@ def differ(subject: Subject, names: list[str], distance: float) -> Finding:
             "mode gives something else than train mode"
         ),
         culprits=culprits,
+        location=None if part is None else part.location,
         observed=f"outputs of one batch differ by {distance:.3g} (relative) after the statistics have settled on it",
-        cause="what is averaged in training is not what evaluation takes it for",
-        because=(
-            "evaluation reads these buffers, training writes them, and at fixed weights on one batch they "
-            "settle at what training computes"
-        ),
-        fix="average the quantity that the training branch uses, or read it in eval mode as it was averaged",
+        cause="what is averaged in training is not what evaluation takes it for"
+        if part is None
+        else f"evaluation reads another part of {part.name} than training does",
+        because="evaluation reads these buffers, training writes them, and at fixed weights on one batch they "
+        "settle at what training computes"
+        if part is None
+        else f"line {part.location.line} takes {part.size} entries from number {part.first} on; in training, parts of "
+        f"this buffer begin at {', '.join(map(str, part.wanted))}",
+        fix="average the quantity that the training branch uses, or read it in eval mode as it was averaged"
+        if part is None
+        else f"read the same part of {part.name} in both modes: check the offset on line {part.location.line}",
         evidence={"buffers": list(names)},
     )
 
