@@ -291,6 +291,8 @@ def _tells_apart(values: torch.Tensor, size: int) -> bool:
 
 
 def _constant(values: torch.Tensor, axis: int, share: float = _EQUAL) -> bool:
+    if not values.numel():
+        return False
     gap = float((values - values.narrow(axis, 0, 1)).abs().max())
     return gap <= share * float(values.abs().max())
 
