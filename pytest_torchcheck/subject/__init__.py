@@ -20,7 +20,7 @@ from ..objects.kinds import shape_of
 from ..state import seed_everything
 from ..stepping import take_step
 from .errors import Again, LossKind, NothingToDifferentiate, Phase, SubjectError, UnmeasurableError
-from .gradients import Gradients, clear_gradients, gradient_stats, writable
+from .gradients import Gradients, clear_gradients, gradient_stats, loss_of_leaves
 from .losses import as_number, loss_on, own_loss, probe_loss, step_loss
 from .optimizers import clear_by, default_optimizer, stepping_in
 from .pristine import PristineModel
@@ -109,12 +109,12 @@ class Subject(PristineModel):
             return probe_loss(output, self.seed)
         if isinstance(output, trees.Kept):
             output.rewind()
-        loss, output = loss_on(self.device, self.contract.loss, self.cache), writable(output)
+        loss = loss_on(self.device, self.contract.loss, self.cache)
         with self.phase("loss", batch, lambda: loss_of(loss, output, batch.targets)):
             if isinstance(loss, str):  # "output"
                 return as_number(own_loss(output))
             self.rehearsal.loss(self.contract.loss, output, batch)
-            value = loss_of(loss, output, batch.targets)
+            value = loss_of_leaves(loss, output, batch.targets, self.cache)
             if not isinstance(value, torch.Tensor):
                 raise TypeError(
                     f"the loss must be a tensor; it is a {type(value).__name__}: {value!r:.80}"

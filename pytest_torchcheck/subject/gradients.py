@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from ..declared.callables import loss_of
 from ..lean import dataclass
 from ..objects import trees
 
@@ -147,18 +148,38 @@ def _wide(values: torch.Tensor) -> torch.dtype | None:
     return torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
 
 
-def writable(output: Any) -> Any:
-    """Return an output whose leaves that take a gradient are copies of them, which a loss may write to in place.
+_WRITES = "loss-writes"
+
+
+def loss_of_leaves(loss: Any, output: Any, targets: Any, known: dict[Any, Any]) -> Any:
+    """Call a loss; where it writes to the output in place, which takes a leaf ill, on copies of the leaves.
 
     What a model returns is no leaf, and may be written to.
+
+    Args:
+        loss: The loss.
+        output: What it is given; some checks give it leaves, whose gradient they ask for.
+        targets: The targets.
+        known: Keeps whether the loss is one of these.
     """
-    copies = {
-        id(t): t.clone()
+    if not known.get(_WRITES):
+        try:
+            return loss_of(loss, output, targets)
+        except RuntimeError as error:
+            if "leaf Variable that requires grad" not in str(error) or not _leaves(output):
+                raise
+        known[_WRITES] = True
+    copies = {id(t): t.clone() for t in _leaves(output)}
+    made = trees.substitute(output, copies) if copies and torch.is_grad_enabled() else None
+    return loss_of(loss, output if made is None else made, targets)
+
+
+def _leaves(output: Any) -> list[torch.Tensor]:
+    return [
+        t
         for t in trees.floats(output).values()
         if t.requires_grad and t.is_leaf and not isinstance(t, nn.Parameter)
-    }
-    made = trees.substitute(output, copies) if copies and torch.is_grad_enabled() else None
-    return output if made is None else made
+    ]
 
 
 class OneLine:
