@@ -137,8 +137,15 @@ def _hash(self: Any) -> int:
     return hash(_compared(self))
 
 
+_NAMES: dict[type, tuple[str, ...]] = {}
+"""By class: the fields that are compared."""
+
+
 def _compared(value: Any) -> tuple[Any, ...]:
-    return tuple(getattr(value, field.name) for field in fields(value) if field.compare)
+    cls = value.__class__
+    if (names := _NAMES.get(cls)) is None:
+        names = _NAMES[cls] = tuple(field.name for field in fields(cls) if field.compare)
+    return tuple([getattr(value, name) for name in names])
 
 
 @recursive_repr()

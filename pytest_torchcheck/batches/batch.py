@@ -126,8 +126,12 @@ class Batch:
             made = build(self.target_label(), made)
         return replace(self, args=args, kwargs=kwargs, targets=made)
 
-    def clone(self) -> Batch:
-        """Fresh tensors of the same values, strides and ``requires_grad``; other leaves are shared."""
+    def clone(self, *, inputs: bool = True) -> Batch:
+        """Fresh tensors of the same values, strides and ``requires_grad``; other leaves are shared.
+
+        Args:
+            inputs: Whether inputs are copied as well; a loss is given the targets alone.
+        """
         memo: dict[int, Tensor] = {}
 
         def copy(_path: str, leaf: Any) -> Any:
@@ -137,7 +141,11 @@ class Batch:
                 memo[id(leaf)] = clone_tensor(leaf)
             return memo[id(leaf)]
 
-        return self.map(copy)
+        if inputs:
+            return self.map(copy)
+        made = self.targets
+        made = None if made is None else rebuild(self.target_label(), made, copy)
+        return replace(self, targets=made)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None

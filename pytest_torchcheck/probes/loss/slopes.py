@@ -175,7 +175,8 @@ class LossOfOutput:
         """
         leaves = {p: trees.dense(t).detach().requires_grad_(True) for p, t in self.outputs.items()}
         others = {id(t): leaves[p] for p, t in self.outputs.items()}
-        given = (self.batch if batch is None else batch).clone()  # a loss may write to its targets
+        # a loss may write to its targets
+        given = (self.batch if batch is None else batch).clone(inputs=False)
         output = trees.substitute(self._output, others)
         seed_everything(self._subject.seed)
         with torch.enable_grad():

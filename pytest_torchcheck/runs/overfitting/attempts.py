@@ -43,7 +43,7 @@ _RATES = (1e-6, 3e-2)
 """Lowest and highest first learning rate of Adam."""
 _BETAS, _QUICK = (0.7, 0.9), (0.9, 0.95)
 """How long Adam remembers, in a run and in the first one of a few samples: both have a few dozen steps."""
-_SHARE = 0.6  # of the way to the floor, to first order, that the first step of a few samples goes
+_SHARE = 0.5  # of the way to the floor, to first order, that the first step of a few samples goes
 _FUSED = (torch.float32, torch.float64)
 _FLAT = 0.01  # of the distance to the floor: a run that gains less in its last window has stopped
 _TOO_FAR = 3.0  # times the steps that are left: a run whose pace needs more is ended

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from ...lean import dataclass
 from ...objects import trees
@@ -16,11 +17,9 @@ from ...probes.recorded.watch import reaches_leaves
 from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.gradients import clear_gradients
-from ..training.few import how_few
+from ..training.few import how_few, many_targets
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ...batches import Batch
     from ...subject import Subject
 
@@ -123,10 +122,15 @@ def small_batch(subject: Subject) -> Batch:
 
 
 def few_samples(subject: Subject) -> Batch:
-    """Return a few samples of the small batch, two of them with different targets where any have."""
+    """Return a few samples of the small batch, two of them with different targets where any have.
+
+    One is enough where each has many targets and no norm takes statistics over the samples.
+    """
     batch, symbol = small_batch(subject), subject.source.batch_symbol
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
     few = how_few(subject, batch, size)
+    if many_targets(subject, batch) and not _has_batch_norm(subject.model):
+        few = 1
     if symbol is None or subject.few(batch, few, aligned=True) is None or runs_whole_alone(subject):
         return batch
     axes = subject.source.axes(symbol)
@@ -139,7 +143,11 @@ def few_samples(subject: Subject) -> Batch:
             second = int(unlike.nonzero()[0])
             break
     rest = [row for row in range(1, size) if row != second]
-    return subject.source.rows(batch, torch.tensor([0, second, *rest[: few - 2]]))
+    return subject.source.rows(batch, torch.tensor([0, second, *rest[: max(few - 2, 0)]][:few]))
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
