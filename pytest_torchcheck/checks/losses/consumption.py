@@ -18,7 +18,7 @@ from ...probes.loss.directions import shuffled, turned
 from ...probes.loss.slopes import Stretched, lost_entries
 from ...runs.liveness.unread import lost_in_loss
 from ...runs.losses.consumption import Consumed, LossEvidence, evidence
-from ...runs.losses.in_steps import lost_loss, penalised_in_parts, step_evidence
+from ...runs.losses.in_steps import idle_term, lost_loss, penalised_in_parts, step_evidence
 from ...runs.losses.noise import unseen_noise
 from ...runs.losses.shapes import PAIRED, mutual
 from ...runs.losses.step_reads import step_reads
@@ -260,7 +260,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     if subject.contract.loss is None or not evidence(subject).noise:
         found += [explain.noise_target(*n) for n in unseen_noise(subject, seen.noise, step=True)]
     found += [explain.hidden_nan(one, None) for one in seen.undefined[:1]]
-    found += [explain.idle_term(subject, one) for one in seen.idle[:1] if not seen.dead]
+    found += [explain.idle_term(subject, one) for one in [idle_term(subject)] if one is not None]
     found += [explain.lost_loss(lost) for lost in [lost_loss(subject)] if lost is not None]
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
     if (away := turned(seen.directions)) is not None:

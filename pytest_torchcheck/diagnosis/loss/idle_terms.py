@@ -9,6 +9,7 @@ import torch
 from ... import sources
 from ...explanation import Reason, counted, on_line
 from ...findings import Culprit, Finding
+from ...loop.recorder import trace_of
 from ...record.tracing import find_line, line_of
 from ...runs.again import forward_and_loss
 from ...runs.losses.cancelled import CancelledTerm
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 def idle_term(subject: Subject, term: IdleTerm) -> Finding:
     """Explain a term of a step's loss that trains nothing, beside one that does."""
     name, line = term.op.name.rpartition(".")[2], on_line(term.op.location)
-    why = _ungraphed(subject, term) if not term.reached else _unapplied(term)
+    why = _ungraphed(subject, term) if not term.reached else _unapplied(subject, term)
     return violated(
         "term-idle",
         f"a term of the loss trains nothing: {name}{line}",
@@ -140,22 +141,27 @@ def lost_loss(found: LostLoss) -> Finding:
     )
 
 
-def _unapplied(term: IdleTerm) -> Reason:
+def _unapplied(subject: Subject, term: IdleTerm) -> Reason:
     """Return why the gradients of a term move nothing."""
     name, line = term.op.name.rpartition(".")[2], on_line(term.op.location)
     place = (term.cut or term.op).location
     at = on_line(place)
     cut, names = term.cut is not None, _modules(term)
     before = f" ({names_text(names)})" if names else ""
+    cause = "its gradients reach only what no optimizer applies after this backward"
+    why = "the optimizers that step afterwards hold none of it, and what another term of this loss reaches"
+    if term.cleared:
+        cause = "its gradients reach only parameters whose gradients are cleared before an optimizer applies them"
+        why = f"{_clearing(subject, term)} clears these gradients, and the weights after further steps are the same "
+        why += "with the gradient of this term multiplied by -3"
     return Reason(
         place=place,
-        cause="its gradients reach only what no optimizer applies after this backward"
-        + f": what comes before{before} is detached{at}" * cut,
+        cause=cause + f": what comes before{before} is detached{at}" * cut,
         because=f"the gradient of {name}{line} reaches {names_text(list(term.reached))}; "
         + (
             "backward(inputs=...) computes none of it, but what another term of this loss reaches"
             if term.limited
-            else "the optimizers that step afterwards hold none of it, and what another term of this loss reaches"
+            else why
         ),
         fix=f"drop .detach(){at}, or leave the term out"
         if cut
@@ -165,6 +171,17 @@ def _unapplied(term: IdleTerm) -> Reason:
             *(Culprit("call", "detach", "cuts the graph", place),) * cut,
         ),
     )
+
+
+def _clearing(subject: Subject, term: IdleTerm) -> str:
+    """Return the call that clears the gradients of a term, with its line where it is known."""
+    trace = trace_of(subject)
+    for step in trace.optimizer_steps():
+        held = trace.parameters.get(step.owner, ())
+        if step.cleared is not None and not set(term.reached).isdisjoint(held):
+            event = trace.events[step.cleared]
+            return f"{event.name}(){on_line(event.place)}"
+    return "the step"
 
 
 def _modules(term: IdleTerm) -> list[str]:

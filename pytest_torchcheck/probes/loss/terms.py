@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
+    from ...findings import Location
+
 _JOINING: Final = ("AddBackward0", "SubBackward0", "RsubBackward1")
 _REDUCING: Final = ("MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1")
 _GATHERED: Final = ("StackBackward0", "CatBackward0")
@@ -39,6 +41,8 @@ class IdleTerm:
         through: Names of the modules that compute it from the detached values.
         before: Names of the parameters from which what is detached or drawn was computed.
         limited: Whether the backward pass computes the gradients of given leaves only.
+        cleared: Whether these gradients were gone before a further backward pass, and no optimizer had applied them.
+        number: Place of the term among all of the step.
     """
 
     op: Op
@@ -47,6 +51,8 @@ class IdleTerm:
     through: frozenset[str] = frozenset()
     before: tuple[str, ...] = ()
     limited: bool = False
+    cleared: bool = False
+    number: int = -1
 
     @property
     def drawn(self) -> bool:
@@ -60,8 +66,14 @@ class _Backward:
 
     terms: list[tuple[IdleTerm | None, frozenset[int]]]
     cut: list[IdleTerm]
+    leaves: dict[int, Tensor]
     applied: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
     given: frozenset[int] | None = None
+
+    def look(self) -> None:
+        """Note the leaves whose gradient is gone."""
+        self.lost |= {key for key, leaf in self.leaves.items() if _is_gone(leaf.grad)}
 
     def moves(self, reached: frozenset[int]) -> bool:
         """Say whether the gradients of any of these leaves were computed, and applied."""
@@ -75,6 +87,10 @@ class Terms:
     Only sums of numbers count, down to what is no sum. A number without a graph is a term where it is
     computed from values of a batch that were detached; one that is detached itself is a baseline. One number
     of each sample counts where it is computed from normal draws that lose the gradient of their mean.
+
+    Attributes:
+        turned: The number of a term, and a factor for the gradient that it gets; None for none.
+        turning: The backward passes in which this gradient came and was not zero, as autograd counts them.
     """
 
     def __init__(self) -> None:
@@ -83,6 +99,8 @@ class Terms:
         self._joined: dict[Node, IdleTerm] = {}
         self._sources: dict[int, Node | None] = {}
         self._cut: ByTensor[IdleTerm] = ByTensor()
+        self.turned: tuple[int, float] | None = None
+        self.turning: set[int] = set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -121,10 +139,15 @@ class Terms:
         if result.grad_fn is not None and result.dim() < 3:
             self._joins(args, kwargs, result)
         if not result.dim() and result.grad_fn is not None:
-            self._terms[result.grad_fn] = term
+            number = len(self._terms)
+            self._terms[result.grad_fn] = replace(term, number=number)
+            if self.turned is not None and number == self.turned[0]:
+                result.register_hook(self._turn)
 
     def differentiated(self, root: Tensor, leaves: Iterable[Tensor] = ()) -> None:
         """See the root of a backward pass that is about to run, and the leaves that it is for, unless for all."""
+        for one in self._passes:
+            one.look()
         if root.grad_fn is not None and not root.dim():
             made = self._apart(root.grad_fn)
             made.given = frozenset(map(id, leaves)) or None
@@ -134,18 +157,26 @@ class Terms:
         """Return the terms that train nothing, of losses of which another term trains something."""
         names = {id(p): name for name, p in module.named_parameters()}
         found = []
-        for one in self._passes:
-            if not any(one.moves(reached) for _, reached in one.terms):
+        training = [
+            [term for term, reached in one.terms if one.moves(reached)] for one in self._passes
+        ]
+        taught = {place for terms in training for term in terms if (place := _place(term))}
+        for one, terms in zip(self._passes, training, strict=True):
+            if not terms:
                 continue
             found += one.cut
             found += [
                 replace(
                     term,
-                    reached=tuple(n for key, n in names.items() if key in reached),
+                    reached=tuple(n for key, n in names.items() if key in reached) or (ELSEWHERE,),
                     limited=one.given is not None,
+                    cleared=not reached.isdisjoint(one.lost),
                 )
                 for term, reached in one.terms
-                if term is not None and reached and not one.moves(reached)
+                if term is not None
+                and reached
+                and not one.moves(reached)
+                and _place(term) not in taught
             ]
         return [replace(term, before=self._before(term, names)) for term in found]
 
@@ -185,14 +216,38 @@ class Terms:
             cut += [self._joined[n] for n in (node, *_averaged(node)) if n in self._joined]
             if not is_sum:
                 terms.append((self._terms.get(node), leaves_of(node)))
-        return _Backward(terms, cut)
+        return _Backward(terms, cut, variables_of(root) if len(terms) > 1 else {})
+
+    def _turn(self, gradient: Tensor) -> Tensor:
+        assert self.turned is not None
+        if bool(gradient.any()):
+            self.turning.add(torch._C._current_graph_task_id())
+        return self.turned[1] * gradient
 
     def _stepping(self, optimizer: Any, *_: Any) -> None:
         held = {
             id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         }
         for one in self._passes:
-            one.applied |= held
+            one.applied |= held - one.lost
+
+
+ELSEWHERE: Final = "parameters outside of the model"
+"""Stands for the names of what a term reaches that the model does not hold."""
+
+
+def _is_gone(gradient: Tensor | None) -> bool:
+    if gradient is None or gradient.is_meta:
+        return gradient is None
+    values = gradient.coalesce().values() if gradient.layout == torch.sparse_coo else gradient
+    return not bool(torch.count_nonzero(values))
+
+
+def _place(term: IdleTerm | None) -> tuple[Location | None, Location | None] | None:
+    """Return the lines that compute a term and that detach what it is computed from."""
+    if term is None or term.op.location is None:
+        return None
+    return term.op.location, None if term.cut is None else term.cut.location
 
 
 def summands(root: Node) -> Iterator[tuple[Node, bool]]:
@@ -254,15 +309,20 @@ def _averaged(node: Node) -> list[Node]:
 
 def leaves_of(root: Node) -> frozenset[int]:
     """Return the identities of the leaves to which a node's gradient flows."""
-    found: set[int] = set()
+    return frozenset(variables_of(root))
+
+
+def variables_of(root: Node) -> dict[int, Tensor]:
+    """Return the leaves to which a node's gradient flows, by their identities."""
+    found: dict[int, Tensor] = {}
     seen = {root}
     stack = [root]
     while stack:
         node = stack.pop()
         if isinstance(variable := getattr(node, "variable", None), Tensor):
-            found.add(id(variable))
+            found[id(variable)] = variable
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
-    return frozenset(found)
+    return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ... import sources
 from ...lean import dataclass
@@ -17,6 +19,7 @@ from ...probes.loss.regrouping import Regroupings
 from ...probes.loss.terms import Terms
 from ...probes.recorded.unread import UnreadWatch
 from ...probes.recorded.watch import name_of, tensors_in
+from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ..liveness.unread import judged
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from ...findings import Location
     from ...probes.gradient.penalties import PartialNorm
+    from ...probes.loss.terms import IdleTerm
     from ...probes.recorded.unread import Place
     from ...subject import Subject
 
@@ -136,6 +140,66 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             noise=tuple(watch.noise.found),
             undefined=tuple(watch.undefined.without_pull()),
         )
+
+
+_LOOKED_AT: Final = 3
+"""Terms; the first one that trains nothing is told."""
+_AFTER: Final = 3
+"""Further steps in which gradients may be applied that a step keeps, or adds up."""
+
+
+def idle_term(subject: Subject) -> IdleTerm | None:
+    """Return a term of a loss of the step that trains nothing, whatever its gradient is.
+
+    Cost: nothing where the gradients of every term are applied; else a few steps, twice.
+    """
+    seen = step_evidence(subject)
+    found = () if seen is None or seen.dead else seen.idle
+    for term in found[:_LOOKED_AT]:
+        if not term.reached or term.limited:
+            return term  # no gradient of it is computed
+        plain, turned = _trained(subject, term, 1.0), _trained(subject, term, -3.0)
+        if plain is not None and turned is not None and all(map(torch.equal, plain, turned)):
+            return term
+    return None
+
+
+def _trained(subject: Subject, term: IdleTerm, factor: float) -> list[Tensor] | None:
+    """Return what some steps make of all parameters with the gradient of a term multiplied in the first of them.
+
+    None where a step raises, and where the gradient is zero there: that of a term of weight 0, or held by a bound.
+    """
+    batch = subject.batch().clone()
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        watch = _StepWatch(model, trees.tensors(batch.targets).values(), batch.tensors().values())
+        watch.terms.turned = (term.number, factor)
+        named = dict(model.named_parameters())
+        held = {id(p): p for p in named.values()}
+        reached: list[bool] = []
+
+        def arriving(gradient: Tensor) -> None:
+            if torch._C._current_graph_task_id() in watch.terms.turning:
+                reached.append(bool(gradient.any()))
+
+        def stepping(optimizer: Any, *_: Any) -> None:
+            held.update((id(p), p) for group in optimizer.param_groups for p in group["params"])
+
+        handles: list[Any] = [register_optimizer_step_pre_hook(stepping)]
+        handles += [named[name].register_hook(arriving) for name in term.reached if name in named]
+        try:
+            made = subject.make_optimizer(model)
+            with watch:
+                subject.train_step(model, made, batch)
+            arrives = watch.terms.turning and (any(reached) or not reached)  # or is not the model's
+            for number in range(1, _AFTER + 1):
+                seed_everything(subject.seed + number)
+                subject.train_step(model, made, subject.batch().clone())
+        except SubjectError:
+            return None
+        finally:
+            for handle in handles:
+                handle.remove()
+        return [p.detach().clone() for p in held.values()] if arrives else None
 
 
 def penalised_in_parts(subject: Subject, found: PartialNorm) -> int | None:
