@@ -11,7 +11,7 @@ CHECKS: tuple[Check, ...] = (
             "step-protocol",
             "A training step clears, computes, clips and applies gradients once each, in "
             "this order.",
-            cost="4 FBS, shared; 6 more where one step applies two losses of which one goes through what the other trains",
+            cost="4 FBS, shared; 6 more where one step applies two losses of which one goes through what the other trains, 64 where it keeps weights without a copy",
         ),
         check(
             "graph-kept",

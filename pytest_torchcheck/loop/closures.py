@@ -241,23 +241,34 @@ def carried_graphs(
         By the path that the user would write: ``carried['hidden'][0]``, ``model.cache``.
     """
     found: dict[str, torch.Tensor] = {}
+    for name, held in held_between_calls(*roots, model=model):
+        found |= _attached(held, name)
+    return found
+
+
+def held_between_calls(
+    *roots: Callable[..., Any] | None, model: torch.nn.Module
+) -> Iterator[tuple[str, Any]]:
+    """Iterate over what functions, or the model's attributes and buffers, hold now, by the name that the user writes.
+
+    Modules that functions hold are left out.
+    """
     for root in roots:
         owner = getattr(root, "__self__", None)
         if owner is not None and owner is not model:
-            found |= _attached(owner, "self")
+            yield "self", owner
     for function in functions_of(*roots):
         for name, held in closed_over(function).items():
             if not isinstance(held, torch.nn.Module):
-                found |= _attached(held, name)
+                yield name, held
         for name in {*_assigned_globals(function), *_mutable_globals(function)}:
             if not isinstance(function.__globals__.get(name), torch.nn.Module):
-                found |= _attached(function.__globals__.get(name), name)
+                yield name, function.__globals__.get(name)
     for name, module in model.named_modules():
         prefix = f"model.{name}." if name else "model."
         for attribute, value in (*vars(module).items(), *module._buffers.items()):
             if not attribute.startswith("_") or attribute not in _TORCHS_OWN:
-                found |= _attached(value, prefix + attribute)
-    return found
+                yield prefix + attribute, value
 
 
 def holds_any(root: Callable[..., Any] | None, looked_for: Callable[[torch.Tensor], bool]) -> bool:

@@ -21,6 +21,7 @@ from .patches import listening
 from .steps import begun, take_steps
 from .trace import Convert, Event, Forward, LoadState, Mode, OptimizerStep, Trace
 from .traces.copied_onto_itself import calling_frame, is_same
+from .traces.kept_states import states_held
 from .traces.rates_ahead import rates_ahead
 from .traces.reseeding import generator_states
 
@@ -62,12 +63,15 @@ def record(
         recorder.after_step = after_step
         recorder.after_backward = after_backward
         recorder.steps_schedulers = contract.train_step is None and contract.loop is None
+        before = list(states_held(subject, model).values())
         with recorder.listening():
             try:
                 take_steps(subject, model, made, steps, recorder)
             except SubjectError as error:
                 recorder.error = error
-        return recorder.trace()
+        held = states_held(subject, model).items()
+        kept = (path for path, one in held if not any(one is other for other in before))
+        return replace(recorder.trace(), states=tuple(kept))
 
 
 @remembered("loop-trace")

@@ -219,6 +219,7 @@ class Trace:
         copied_onto_themselves: The lines that copy parameters onto themselves, and nothing else.
         generators: By step: a digest of the state in which it left every generator of the process.
         callers: By the line of a call: the user's lines that led to it, from the innermost.
+        states: What the step has kept of the model's own tensors under their names, without a copy.
     """
 
     events: tuple[Event, ...]
@@ -234,6 +235,7 @@ class Trace:
     generators: tuple[dict[str, int], ...] = ()
     copied_onto_themselves: tuple[Location, ...] = ()
     callers: dict[Location, tuple[Location, ...]] = field(default_factory=dict)
+    states: tuple[str, ...] = ()
 
     def leading_to(self, event: Event, beside: Event | None) -> Location | None:
         """Return the line that leads to a call in the innermost function that leads to another one, too."""

@@ -12,6 +12,7 @@ from ...loop.carried_graphs import growing_graph, where_graph_is_carried
 from ...loop.recorder import record, trace_of
 from ...loop.traces.clipping import clipping_of, scales_nothing, spent_loop
 from ...loop.traces.copied_onto_itself import copying_findings
+from ...loop.traces.kept_states import FAR, kept_state_findings
 from ...loop.traces.modes import mode_findings
 from ...loop.traces.opposed_losses import opposed_findings, two_point_findings
 from ...loop.traces.protocol import protocol_findings
@@ -56,7 +57,8 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
     """Record some calls of the step and read the order of what it calls.
 
     Where one optimizer's step applies two losses, of which the second reaches further parameters only through
-    those of the first, the second must have a minimum in the outputs of these.
+    those of the first, the second must have a minimum in the outputs of these. Where the step keeps the model's
+    own tensors under their names, further calls of it tell whether it loads them again.
     """
     trace = whole_trace(subject)
     if not trace.optimizer_steps() and trace.backwards():
@@ -69,6 +71,8 @@ def step_protocol(subject: Subject) -> Iterator[Finding]:
     wrong = (*protocol_findings(subject, trace), *copying_findings(subject, trace))
     wrong = wrong or (*two_point_findings(subject, trace), *opposed_findings(subject, trace))
     wrong = wrong or tuple(taken_back_findings(subject, trace))
+    if not wrong and trace.states:
+        wrong = (*kept_state_findings(subject, record(subject, steps=FAR), trace.states),)
     found = [_placed(subject, one) for one in wrong]
     if found:
         yield from found

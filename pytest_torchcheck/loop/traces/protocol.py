@@ -8,9 +8,9 @@ from ... import sources
 from ...findings import Culprit, Finding
 from ...verdicts import violated
 from ..replay import lines_of_step, where_loss_is_made_anew
-from ..trace import Backward, Event, Forward, LoadState, OptimizerStep, Trace
+from ..trace import Backward, Event, Forward, OptimizerStep, Trace
 from .clipping import clips
-from .kept_weights import kept_as_it_is
+from .kept_states import loads_itself
 from .repeated_steps import applied_twice, just_stepped
 from .wording import at, call, condition, few
 
@@ -37,7 +37,7 @@ def protocol_findings(subject: Subject, trace: Trace) -> Iterator[Finding]:
     yield from _counted_twice(trace)
     yield from _scaled(trace)
     yield from clips(trace)
-    yield from _loads_itself(trace)
+    yield from loads_itself(trace)
 
 
 def _zero_grad_between(trace: Trace) -> Iterator[Finding]:
@@ -355,29 +355,5 @@ def _scaled(trace: Trace) -> Iterator[Finding]:
             f"{scaler}.step",
             because=f"no {scaler}.unscale_ and no {scaler}.step ran before {at(step.place)}",
             fix=f"{scaler}.step(optimizer); {scaler}.update()",
-        )
-        return
-
-
-def _loads_itself(trace: Trace) -> Iterator[Finding]:
-    """A network is given its own state: a target that never follows, or a best state that was never copied."""
-    for _, event in trace.each(LoadState):
-        if not 0 < event.own == event.tensors:
-            continue
-        kept, line = ("", None) if event.place is None else kept_as_it_is(event.place)
-        keeps = Culprit("tensor", kept, "is kept without a copy", line)
-        yield violated(
-            "state-loaded-itself",
-            f"{event.name} receives the module's own tensors: it changes nothing",
-            culprits=(call(event, "its own state"), *([] if line is None else [keeps])),
-            location=event.place,
-            observed=f"{event.own} of the {event.tensors} tensors passed are the module's own, in "
-            "the same memory",
-            cause="state_dict() returns the tensors themselves, not copies: this is the module's "
-            "own state, current or kept from earlier",
-            because=f"each tensor passed at {at(event.place)} has the address of the one that it "
-            "should replace",
-            fix="pass the other network's state_dict(); to keep a state for later, use "
-            "copy.deepcopy(module.state_dict())",
         )
         return
