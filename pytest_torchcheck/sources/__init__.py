@@ -30,6 +30,7 @@ from .searching import search as search
 from .syntax import FUNCTIONS as FUNCTIONS
 from .syntax import alias_above as alias_above
 from .syntax import alias_at as alias_at
+from .syntax import aliases_above as aliases_above
 from .syntax import around as around
 from .syntax import assigned_above as assigned_above
 from .syntax import assigned_name as assigned_name

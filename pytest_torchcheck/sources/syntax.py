@@ -270,8 +270,13 @@ def _aliases(place: Location) -> Iterator[tuple[str, str, Location]]:
 
 def alias_above(place: Location) -> Location | None:
     """Return the one statement ``name = other`` above a line that reads the name; None where there are several."""
-    found = [made for _, _, made in _aliases(place)]
+    found = aliases_above(place)
     return found[0] if len(found) == 1 else None
+
+
+def aliases_above(place: Location) -> list[Location]:
+    """Return the statements ``name = other`` above a line that reads the name, those of other branches too."""
+    return [made for _, _, made in _aliases(place)]
 
 
 def alias_at(place: Location) -> tuple[str, str, Location] | None:

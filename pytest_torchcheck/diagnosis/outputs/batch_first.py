@@ -155,6 +155,31 @@ def sorted_alone(step: Step, meeting: Step) -> Place:
     )
 
 
+def left_sorted(step: Step, meeting: Step) -> Place:
+    """Return the line that reads samples in their own order together with what stays in the order of a sort."""
+    name, sorting = meeting.op.name, step.op.location
+    text = "" if sorting is None else sorting.text.partition("#")[0].strip()
+    text = f" ({text})" if 0 < len(text) <= _SHORT else ""
+    return Place(
+        op=name,
+        location=meeting.op.location,
+        module=meeting.op.module,
+        module_class=meeting.op.module_class,
+        settings=(Culprit("call", step.op.name, "is in the order of a sort", sorting),)
+        if sorting not in (None, meeting.op.location)
+        else (),
+        cause=f"{name} combines the samples in the order in which they came with the result of {step.op.name}"
+        f"{on_line(sorting)}, which is in the order of a sort{text}",
+        fact=f"when the samples change places, one operand of {name} is permuted with them, and the result of "
+        f"{step.op.name}{on_line(sorting)} stays as it was",
+        fix=f"read the values in the order in which the samples came{on_line(meeting.op.location)}, or undo the sort "
+        "of both",
+    )
+
+
+_SHORT = 60
+
+
 def reordered(place: Place, step: Step, trace: Trace) -> Place:
     """Return the line that puts entries in an order of their own, before a place that reads two orders together."""
     same = [other for other in trace.steps if other.op.location == step.op.location]

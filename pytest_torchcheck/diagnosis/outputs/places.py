@@ -27,6 +27,7 @@ from ...probes.recorded.orders import (
     rows_moved,
     scrambled,
     settled,
+    sorted_beside,
 )
 from ...runs.outputs import floating_from
 from ...runs.variants.orders import another_first
@@ -35,10 +36,8 @@ from ...subject.remembered import remembered
 from ...verdicts import violated
 from ..crashes.place import Place
 from ..lines.conditions import assigned_for, choosing_dimensions, dimensions_of_owner
-from .batch_first import built_for_time_first, exchanged, extended, in_rows, reordered, sorted_alone
-from .eval_lines import (
-    eval_run,
-)
+from . import batch_first
+from .eval_lines import eval_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,16 +78,22 @@ def mixing_line(subject: Subject) -> Place | None:
     except SubjectError:
         return None  # sizes or an order among the samples that the model relies on
     model = subject.model
-    return built_for_time_first(place, model, lambda: _mixing(subject) is not None) or place
+    return (
+        batch_first.built_for_time_first(place, model, lambda: _mixing(subject) is not None)
+        or place
+    )
 
 
 def _scrambling(subject: Subject) -> Place | None:
-    """Return the operation that gives each sample the values of another one, where that is all that is wrong."""
+    """Return the operation that gives each sample values of another one: its rows, or what a sort has left in place."""
     batch = subject.batch()
     order = another_first(subject, batch, batch.sizes[subject.source.batch_symbol or ""])
     (base, turned), _ = recorded(subject, [batch, subject.source.rows(batch, order)])
     step = scrambled(base, turned, order)
-    return None if step is None else exchanged(step, base)
+    if step is not None:
+        return batch_first.exchanged(step, base)
+    met = sorted_beside(base, turned, order)
+    return None if met is None else batch_first.left_sorted(*met)
 
 
 def _mixing(subject: Subject) -> Divergence | None:
@@ -151,7 +156,7 @@ def told_by(
         settings=(culprit,) if culprit.location not in (None, view.op.location) else (),
         cause=f"{view.op.name} reads {read} in memory order: it does not move dimensions, and "
         f"scatters the {what} of dimension {dim}",
-        fix=in_rows(view, what),
+        fix=batch_first.in_rows(view, what),
     )
 
 
@@ -205,14 +210,14 @@ def place_dependence(
     known = None if order is not None else next((one for one in told if one is not None), None)
     moved = order if known is None else known[0]
     if moved is not None and (longer := joined(base, permuted, found.op, moved)) is not None:
-        return extended(place, *longer)
+        return batch_first.extended(place, *longer)
     if moved is not None and (met := settled(base, permuted, found.op, moved)) is not None:
-        return sorted_alone(*met)
+        return batch_first.sorted_alone(*met)
     step = None if moved is None else reordering(base, permuted, found.op, moved)
     if step is None and order is not None and paired(base, permuted, found.op):
         cause = f"{place.op} combines two values in which the entries stand in different orders"
         return replace(place, cause=cause)
-    return place if step is None else reordered(place, step, base)
+    return place if step is None else batch_first.reordered(place, step, base)
 
 
 def recorded(subject: Subject, batches: list[Batch]) -> tuple[list[Trace], float]:
@@ -308,12 +313,14 @@ def _with_what_ran(subject: Subject, place: Place | None) -> Place | None:
 
 def _with_alias(subject: Subject, place: Place | None) -> Place | None:
     """Return a place with the statement that gave what it reads another name only, where that ran."""
-    made = None if place is None or place.location is None else sources.alias_above(place.location)
-    if place is None or made is None or (made.file, made.line) not in _lines(subject):
+    made = [] if place is None or place.location is None else sources.aliases_above(place.location)
+    ran = _lines(subject) if made else set()
+    made = [one for one in made if (one.file, one.line) in ran]
+    if place is None or len(made) != 1:
         return place
-    name, _, other = made.text.partition("#")[0].partition("=")
+    name, _, other = made[0].text.partition("#")[0].partition("=")
     alias = Culprit(
-        "tensor", f"{name.strip()} is another name for {other.strip()}", _AS_IT_IS, made
+        "tensor", f"{name.strip()} is another name for {other.strip()}", _AS_IT_IS, made[0]
     )
     return replace(place, settings=(*place.settings, alias))
 

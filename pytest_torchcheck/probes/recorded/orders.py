@@ -145,6 +145,29 @@ def settled(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Ste
     return None
 
 
+def sorted_beside(base: Trace, permuted: Trace, order: Tensor) -> tuple[Step, Step] | None:
+    """Find where samples in their own order first meet what was put in one order, whatever theirs.
+
+    Args:
+        base, permuted, order: As for :func:`reordering`.
+
+    Returns:
+        What gave the one order, and what brings its result together with samples as they came: its own result is
+        the same, or moved like the samples, no more.
+    """
+    stands, tried = _Both(base, permuted, order).stands, 0
+    for step in base.steps:
+        given = {stands(place) for place in step.operands}
+        torn = any(stands(place) in ("", "other") for place in step.results)
+        if tried == _BACK or given != {"kept", "moved"} or not torn:
+            continue
+        tried += 1
+        found = settled(base, permuted, step.op, order)
+        if found is not None and found[1] is step:
+            return found
+    return None
+
+
 def joined(base: Trace, permuted: Trace, until: Op, order: Tensor) -> tuple[Step, int, int] | None:
     """Find what put entries beside others, at another place than what ``until`` combines them with.
 
