@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import sources
-from ...explanation import listed
+from ...explanation import listed, on_line
 from ...findings import Culprit, Finding
 from ...probes.recorded.watch import Op, Watch, name_of, tensors_in
 from ...text.wording import counted
@@ -131,24 +131,46 @@ def mean_over_others(subject: Subject, loss: LossOfOutput, found: Crowding) -> F
     op = _divisor(loss, found.others)
     place = (op.location if op is not None else None) or loss_line(subject)
     name = (sources.assigned_name(place) if place is not None else None) or "the divisor"
+    by = _selecting(loss, found.others)
+    at = None if by is None else by.location
+    selects, counted_at, negated = [], "", ""
+    if by is not None and at is not None and place is not None and at.line != place.line:
+        value = int(loss.targets()[found.path][found.element])
+        selects = [Culprit("call", by.name, "selects the elements that count", at)]
+        counted_at = (
+            f": {by.name}{on_line(at)} lets those count at which {found.path} is {1 - value}"
+        )
+        negated = f"; or, if those at which {found.path} is {value} are to count, negate the mask{on_line(at)}"
     return violated(
         "mean-over-others",
         f"the more elements {found.path} lets count, the more each of them weighs in the loss",
         culprits=[
             Culprit("loss", "loss", "divided by the number of other elements", place),
             Culprit("target", found.path, "says which elements count", place),
+            *selects,
         ],
         observed=f"with {found.path}{list(found.element)} counted too, the gradient of "
         f"{counted(found.counted, 'element')} of sample {found.sample} that counted before grows by a factor of "
         f"{found.factor:.4g}",
-        cause=f"{name} falls as more elements count"
+        cause=f"{name} falls as more elements count" + counted_at
         if op is not None
         else "the mean is not taken over the elements that count",
         because="only this element of the mask was changed; the weight of an element in a mean "
         "falls with each other one, "
         "and stays in a sum",
-        fix="divide by the number of elements that count: the sum of the mask that selects them",
+        fix="divide by the number of elements that count: the sum of the mask that selects them"
+        + negated,
     )
+
+
+def _selecting(loss: LossOfOutput, others: LossOfOutput) -> Op | None:
+    """Return the first operation on the outputs with another result under the other mask."""
+    for (op, one, _), (again, two, _) in zip(_steps(loss), _steps(others), strict=False):
+        if op.name != again.name:
+            return None
+        if one.shape != two.shape or not torch.equal(one, two):
+            return op
+    return None
 
 
 def _divisor(loss: LossOfOutput, others: LossOfOutput) -> Op | None:

@@ -234,6 +234,31 @@ def test_a_mean_over_the_others_is_found_with_its_line(by_sample):
     line = "return (error" if by_sample else "hidden ="
     assert finding.location.text.startswith(line)
     assert any(culprit.kind == "loss" for culprit in finding.culprits)
+    selecting = [c for c in finding.culprits if c.detail == "selects the elements that count"]
+    assert [c.location.text for c in selecting] == ["error = each(output, targets) * ~targets[1]"]
+    assert "lets those count at which y[1] is 0" in finding.cause
+
+
+def test_a_selection_on_the_line_of_the_division_is_not_told_twice():
+    def loss(output, targets):
+        hidden = targets[1]
+        return each(output, targets).masked_fill(hidden, 0.0).sum() / hidden.sum()
+
+    (finding,) = of_frames(loss)
+    assert finding.code == "mean-over-others"
+    assert finding.location.text.startswith("return each")
+    assert "negate the mask" not in finding.fix
+
+
+def test_elements_that_are_picked_out_are_selected_where_they_are_picked():
+    def loss(output, targets):
+        error = each(output, targets)[~targets[1]]  # picked
+        return error.sum() / targets[1].sum()
+
+    (finding,) = of_frames(loss)
+    assert [c.location.text for c in finding.culprits if "selects" in c.detail] == [
+        "error = each(output, targets)[~targets[1]]  # picked"
+    ]
 
 
 def of_pages(loss, seed):
