@@ -155,7 +155,7 @@ def sorted_beside(base: Trace, permuted: Trace, order: Tensor) -> tuple[Step, St
         What gave the one order, and what brings its result together with samples as they came: its own result is
         the same, or moved like the samples, no more.
     """
-    stands, tried = _Both(base, permuted, order).stands, 0
+    stands, tried = Both(base, permuted, order).stands, 0
     for step in base.steps:
         given = {stands(place) for place in step.operands}
         torn = any(stands(place) in ("", "other") for place in step.results)
