@@ -28,10 +28,11 @@ from .consumption import LossEvidence, describe
 from .shapes import stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable
 
     from torch import nn
 
+    from ...batches import Batch
     from ...findings import Location
     from ...probes.gradient.penalties import PartialNorm
     from ...probes.loss.terms import IdleTerm
@@ -48,27 +49,21 @@ class _StepWatch(LossWatch):
 
     Args:
         module: Names are qualified relative to it.
-        targets: Tensors of the batch's targets.
-        inputs: Tensors of its inputs.
-        batch: All tensors of the batch.
+        batch: What the step is given.
 
     Attributes:
         orders: In which orders modules got the samples of the batch.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        targets: Collection[Tensor],
-        inputs: Iterable[Tensor],
-        batch: Iterable[Tensor],
-    ) -> None:
+    def __init__(self, module: nn.Module, batch: Batch) -> None:
         super().__init__(module)
+        targets = trees.tensors(batch.targets).values()
+        inputs = [leaf for _, leaf in batch.input_leaves() if isinstance(leaf, Tensor)]
         self.norms = PartialNorms()
         self.terms = Terms()
         self.regroupings = Regroupings(inputs, targets)
         self.between((), targets)
-        self.comparisons.of(batch)
+        self.comparisons.of(batch.tensors().values())
         self.comparisons.hooked = self.undefined.hooked = True
         self.orders: set[tuple[int, ...]] = set()
         self._batch = [tensor for tensor in self.comparisons.labels if tensor.is_floating_point()]
@@ -111,9 +106,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
     """
     batch = subject.batch().clone()
     with subject.pristine(steps=True, train=True, seeded=True) as model:
-        targets, given = trees.tensors(batch.targets).values(), batch.input_leaves()
-        inputs = [leaf for _, leaf in given if isinstance(leaf, Tensor)]
-        watch = _StepWatch(model, targets, inputs, batch.tensors().values())
+        watch = _StepWatch(model, batch)
         try:
             made = subject.make_optimizer(model)
             with watch, watch.terms.watching():
@@ -171,7 +164,7 @@ def _trained(subject: Subject, term: IdleTerm, factor: float) -> list[Tensor] | 
     """
     batch = subject.batch().clone()
     with subject.pristine(steps=True, train=True, seeded=True) as model:
-        watch = _StepWatch(model, trees.tensors(batch.targets).values(), batch.tensors().values())
+        watch = _StepWatch(model, batch)
         watch.terms.turned = (term.number, factor)
         named = dict(model.named_parameters())
         held = {id(p): p for p in named.values()}
