@@ -111,7 +111,25 @@ def label_shift(subject: Subject) -> Iterator[Finding]:
             verdict = answer_seen(subject, ids, _trained_everywhere(gradients[1], some)) or verdict
         elif verdict.status == "not-applicable" and some is ids:
             verdict = _visible(subject, ids, gradients[1], names) or verdict
+    if promised and verdict.status == "violated" and _shifts_itself(subject, ids):
+        verdict = passed("outputs are trained on the token at their place, and do not read it")
     yield verdict
+
+
+def _shifts_itself(subject: Subject, ids: torch.Tensor) -> bool:
+    """Say whether no output reads the causal input's token at its own place: the model begins with another one."""
+    place = ids.shape[1] // 2
+    others = ids[ids != ids[0, place]]
+    if not len(others):
+        return False
+    changed = ids.clone()
+    changed[0, place] = others[0]
+    other = subject.batch().map(lambda _, leaf: changed if leaf is ids else leaf)
+    mine, theirs = (trees.floats(subject.forward(b)) for b in (subject.batch(), other))
+    found = [(_by_position(t, ids), _by_position(theirs[p], ids)) for p, t in mine.items()]
+    known = [(a, b) for a, b in found if a is not None and b is not None]
+    moved = any(not torch.equal(a[0, place], b[0, place]) for a, b in known)
+    return any(not torch.equal(a[0], b[0]) for a, b in known) and not moved
 
 
 def _settled(verdict: Finding, gradients: Gradients | None, ids: torch.Tensor) -> bool:
