@@ -34,7 +34,7 @@ def test_a_decoder_may_shift_its_labels(shifts: bool) -> None:
         model=lambda: Decoder(shifts),
         batch=({"labels": ids}, ids.clone()),
         loss=loss,
-        promises=[promises.Causal("labels", dim=1)],
+        promises=[promises.Causal(input="labels", dim=1)],
     )
     (found,) = contract.check(["label-shift"]).findings
     assert found.status == ("passed" if shifts else "violated"), found
