@@ -11,7 +11,7 @@ from ..batches.read import is_dense
 from ..explanation import listed
 from ..lean import dataclass
 from ..objects import trees
-from ..objects.kinds import here
+from ..objects.kinds import finite, here
 from ..probes.numbers.domains import holds_nonfinite, readable_values
 from ..probes.numbers.finiteness import find_nonfinite
 from ..specs.domains import Uniform
@@ -185,7 +185,7 @@ def step(subject: Subject, batch: Batch) -> Trouble:
         bad = [
             name
             for name, p in model.named_parameters()
-            if p.grad is not None and not bool(torch.isfinite(trees.dense(p.grad)).all())
+            if p.grad is not None and not finite(trees.dense(p.grad))
         ]
         return Trouble(
             outputs=_broken(trees.floats(done.output)),
@@ -320,7 +320,7 @@ def step_in(subject: Subject, model: torch.nn.Module, batch: Batch) -> bool:
         with subject.phase("backward", batch):
             loss.sum().backward()
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    return not all(bool(torch.isfinite(trees.dense(t)).all()) for t in (loss.detach(), *grads))
+    return not all(finite(trees.dense(t)) for t in (loss.detach(), *grads))
 
 
 def breaks(tensor: torch.Tensor, exact: torch.Tensor | None) -> bool:

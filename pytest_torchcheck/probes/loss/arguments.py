@@ -9,6 +9,7 @@ import torch
 
 from ...lean import dataclass
 from ...objects import trees
+from ...objects.kinds import finite
 from ...objects.peek import signature_of
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -256,7 +257,7 @@ def same_results(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> 
 
 def all_finite(results: dict[str, torch.Tensor]) -> bool:
     """Say whether the floating-point tensors that a run returned, sparse ones included, are finite."""
-    return all(bool(torch.isfinite(trees.dense(t)).all()) for t in trees.floats(results).values())
+    return all(finite(trees.dense(t)) for t in trees.floats(results).values())
 
 
 def _all_values(target: torch.Tensor, values: range | None) -> Iterator[torch.Tensor]:

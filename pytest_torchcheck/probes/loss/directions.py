@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...lean import dataclass
 from ...objects import trees
+from ...objects.kinds import finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -167,7 +168,7 @@ class Comparisons:
             _direction(one, trees.dense(slope), loss)
             for one in self._found
             if (slope := known.get(id(one.given))) is not None
-            and bool(torch.isfinite(slope).all())
+            and finite(trees.dense(slope))
             and bool(slope.any())
         )
 

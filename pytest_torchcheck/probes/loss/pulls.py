@@ -129,19 +129,23 @@ def moved_by(
     for path, slope in base.by_output.items():
         other = now.by_output.get(path, torch.zeros_like(slope))
         a, b = (_by_sample(t, axis) for t in (slope, other))
-        rest = torch.tensor([n not in changed for n in range(size)], device=a.device)
+        largest = max(float(a.abs().max()), float(b.abs().max())) if a.numel() else 0.0
+        other_ones = (a != b).any(1).nonzero().flatten()
+        if not len(other_ones):
+            continue
+        rest = torch.tensor([n not in changed for n in range(size)], device=a.device)[other_ones]
+        a, b = (t[other_ones].double() for t in (a, b))
         factor = (a * b).sum(1, keepdim=True) / (a * a).sum(1, keepdim=True).clamp(min=1e-300)
         change = torch.where(rest, (b - factor * a).abs().amax(1), (b - a).abs().amax(1))
-        largest = max(float(a.abs().max()), float(b.abs().max()))
         change[change <= ROUNDING * largest] = 0.0
-        total = torch.maximum(total, change.cpu())
+        others = other_ones.cpu()
+        total[others] = torch.maximum(total[others], change.cpu())
     return total
 
 
 def _by_sample(slope: torch.Tensor, axis: int) -> torch.Tensor:
-    return trees.dense(slope).movedim(axis, 0).flatten(1).double() if slope.dim() > 1 else (
-        trees.dense(slope)[:, None].double()
-    )  # fmt: skip
+    slope = trees.dense(slope)
+    return slope.movedim(axis, 0).flatten(1) if slope.dim() > 1 else slope[:, None]
 
 
 def interchangeable(loss: LossOfOutput, base: Slopes, axes: dict[str, int]) -> bool:

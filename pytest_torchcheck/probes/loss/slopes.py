@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...lean import dataclass
 from ...objects import trees
+from ...objects.kinds import finite
 from ...record.modes import Observer
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -43,9 +44,7 @@ class Slopes:
     @property
     def finite(self) -> bool:
         """Whether the value and every gradient are finite."""
-        return math.isfinite(self.value) and all(
-            bool(torch.isfinite(slope).all()) for slope in self.by_output.values()
-        )
+        return math.isfinite(self.value) and all(finite(slope) for slope in self.by_output.values())
 
 
 class LossOfOutput:

@@ -88,6 +88,7 @@ def test_rows_of_nested_tensors(layout):
     assert [t.tolist() for t in mixed] == [t.tolist() for t in wanted]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CS")  # of torch, once in a process
 @pytest.mark.parametrize(
     "layout", [torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
 )
