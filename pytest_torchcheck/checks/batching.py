@@ -12,6 +12,7 @@ from ..batches.groups import groups_in, moved, shortened
 from ..batches.rows import choose_rows
 from ..codes import behaviour as explain
 from ..objects import trees
+from ..objects.kinds import kind_of
 from ..runs.facts import copied, forward_facts, outputs
 from ..runs.outputs import (
     Rows,
@@ -50,6 +51,7 @@ deep models."""
 _SLIGHT = 1e-5
 """Relative influence of other groups below which it may be a tolerance."""
 
+_LOUD = 3.0
 _FEW = 4  # samples that are mixed with each other and put in another order
 
 UNDETERMINED = "two equal runs in eval mode differ, so that other ones cannot be compared"
@@ -97,6 +99,7 @@ def independence(subject: Subject) -> Iterator[Finding]:
     keep, fresh = torch.arange(size) == 0, subject.batch(1)
     if batch is not subject.batch():
         fresh = subject.source.rows(fresh, torch.arange(size))
+    fresh = _louder(fresh)
     if _keep_themselves(subject, batch, fresh, rows, known):
         yield passed(
             f"{len(rows.dims)} outputs: of {size} samples those that are kept depend neither on the others nor on "
@@ -138,8 +141,8 @@ def _keep_themselves(
 ) -> bool:
     """Say whether the first two samples keep their outputs apart from each other, at other places, among others.
 
-    One run asks for all of it: the first sample stands last, the second one first, and the rest are replaced. Of two
-    samples one is kept.
+    One run asks for all of it: the first sample stands last, the second one first, and the rest are replaced by others
+    with larger numbers, so that a largest one is among them. Of two samples one is kept.
     """
     size = batch.sizes[subject.source.batch_symbol or ""]
     kept = torch.arange(min(2, size - 1))
@@ -153,6 +156,16 @@ def _keep_themselves(
         return compare(subject, batch, turned, rows, kept, places, known=(known, None)) is None
     except SubjectError:
         return False
+
+
+def _louder(batch: Batch) -> Batch:
+    """Return a batch with all numbers multiplied: what is 0 or above stays so."""
+
+    def change(_path: str, leaf: object) -> object:
+        plain = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not kind_of(leaf)
+        return leaf * _LOUD if plain else leaf  # type: ignore[operator]
+
+    return batch.map(change, targets=False)
 
 
 def _groups(subject: Subject) -> Iterator[Finding]:

@@ -261,10 +261,9 @@ def _look(subject: Subject, *, train: bool) -> ForwardFacts:
         memory = {} if train else _memory(output)
         del output
         shared = tuple(path for path, storage in memory.items() if not storage.expired())
-        again = few or (subject.batch(), made)
+        # where random numbers are drawn, they may move the other samples
+        again = few if few and not consumed else (subject.batch(), made)
         further = {} if train else _repeat(subject, model, state, *again)
-        if few and consumed:  # the others may be what random numbers move
-            further["steady"] = False
     return ForwardFacts(
         outputs=made, structure=structure, with_graph=with_graph, inputs=len(inputs), changed_inputs=changed,
         containers=(containers, containers_after), settings=(before, after), consumed=consumed, others_moved=others_moved,

@@ -285,8 +285,8 @@ def test_row_36(symptom: Symptom) -> None:
 
 
 def test_row_36_curve() -> None:
-    """The curve of the loss in the report: down to a tenth where that is asked for, else to a quarter."""
-    for part, declared in ((0.25, {}), (0.1, {"overfit": Overfit()})):
+    """The curve of the loss in the report: down to a tenth where that is asked for, else below what equal scores reach."""
+    for part, declared in ((0.6, {}), (0.1, {"overfit": Overfit()})):
         report = contract(Net, sizes={"B": 4}, **declared).check(["overfit"])
         (passed,) = report.with_status("passed")
         losses = passed.evidence["losses"]
