@@ -12,7 +12,6 @@ from ..batches.groups import groups_in, moved, shortened
 from ..batches.rows import choose_rows
 from ..codes import behaviour as explain
 from ..objects import trees
-from ..objects.kinds import kind_of
 from ..runs.facts import copied, forward_facts, outputs
 from ..runs.outputs import (
     Rows,
@@ -23,7 +22,7 @@ from ..runs.outputs import (
     outputs_of,
     undetermined,
 )
-from ..runs.variants.orders import another_first
+from ..runs.variants.orders import another_first, louder
 from ..runs.variants.woken import also_woken
 from ..state import seed_everything
 from ..subject.errors import SubjectError
@@ -51,7 +50,6 @@ deep models."""
 _SLIGHT = 1e-5
 """Relative influence of other groups below which it may be a tolerance."""
 
-_LOUD = 3.0
 _FEW = 4  # samples that are mixed with each other and put in another order
 
 UNDETERMINED = "two equal runs in eval mode differ, so that other ones cannot be compared"
@@ -99,13 +97,11 @@ def independence(subject: Subject) -> Iterator[Finding]:
     keep, fresh = torch.arange(size) == 0, subject.batch(1)
     if batch is not subject.batch():
         fresh = subject.source.rows(fresh, torch.arange(size))
-    fresh = _louder(fresh)
-    if _keep_themselves(subject, batch, fresh, rows, known):
-        yield passed(
-            f"{len(rows.dims)} outputs: of {size} samples those that are kept depend neither on the others nor on "
-            "their places"
-        )
+    loud = louder(fresh) if subject.device.type == "cpu" else fresh
+    if kept := _keep_themselves(subject, batch, loud, rows, known):
+        yield passed(f"{len(rows.dims)} outputs: of {size} samples {kept}")
         return
+    fresh = fresh if kept is None else loud
     refused, others = "", None
     try:
         mixed = _replace(subject, batch, fresh, keep)
@@ -138,11 +134,11 @@ def independence(subject: Subject) -> Iterator[Finding]:
 
 def _keep_themselves(
     subject: Subject, batch: Batch, fresh: Batch, rows: Rows, known: dict[str, torch.Tensor]
-) -> bool:
-    """Say whether the first two samples keep their outputs apart from each other, at other places, among others.
+) -> str | None:
+    """Say that the first two samples keep their outputs apart from each other, at other places, among others, or "".
 
     One run asks for all of it: the first sample stands last, the second one first, and the rest are replaced by others
-    with larger numbers, so that a largest one is among them. Of two samples one is kept.
+    with larger numbers, so that a largest one is among them. Of two samples one is kept. None where that does not run.
     """
     size = batch.sizes[subject.source.batch_symbol or ""]
     kept = torch.arange(min(2, size - 1))
@@ -151,21 +147,13 @@ def _keep_themselves(
         mixed = _replace(subject, batch, fresh, torch.arange(size) < len(kept))
         turned = subject.source.rows(mixed, order)
         if not _differs(batch, mixed):
-            return False
+            return None
         places = (kept - 1) % size
-        return compare(subject, batch, turned, rows, kept, places, known=(known, None)) is None
+        leaks = compare(subject, batch, turned, rows, kept, places, known=(known, None))
     except SubjectError:
-        return False
-
-
-def _louder(batch: Batch) -> Batch:
-    """Return a batch with all numbers multiplied: what is 0 or above stays so."""
-
-    def change(_path: str, leaf: object) -> object:
-        plain = isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not kind_of(leaf)
-        return leaf * _LOUD if plain else leaf  # type: ignore[operator]
-
-    return batch.map(change, targets=False)
+        return None
+    told = "those that are kept depend neither on the others nor on their places"
+    return told if leaks is None else ""
 
 
 def _groups(subject: Subject) -> Iterator[Finding]:

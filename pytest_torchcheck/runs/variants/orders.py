@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...objects import trees
+from ...objects.kinds import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,11 +34,23 @@ _TIMES = {
 _REFERS = ("idx", "index", "ptr", "rev", "num")
 """Parts of the name of an integer input that may hold numbers of edges."""
 _PASSES = 6
+_LOUD = 3.0
 
 
 def with_inputs(batch: Batch, changed: Mapping[str, Tensor]) -> Batch:
     """Return the batch with some inputs, by path, replaced."""
     return batch.map(lambda path, leaf: changed.get(path, leaf), targets=False)
+
+
+def louder(batch: Batch) -> Batch:
+    """Return a batch with its numbers multiplied: what is 0 or above stays so, and whole numbers, which may count, too."""
+
+    def change(_path: str, leaf: object) -> object:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or kind_of(leaf):
+            return leaf
+        return leaf if bool((leaf == leaf.round()).all()) else leaf * _LOUD
+
+    return batch.map(change, targets=False)
 
 
 def another_first(subject: Subject, batch: Batch, size: int) -> Tensor:
