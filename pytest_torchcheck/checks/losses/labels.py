@@ -253,7 +253,7 @@ def _causal_ids(batch: Batch, promise: Any) -> torch.Tensor | None:
 
 
 def _repeated_in_labels(batch: Batch) -> tuple[str, torch.Tensor] | None:
-    """Return the path of labels that repeat the tokens of an input, at the same or earlier positions, and that input."""
+    """Return the path of labels that repeat an input's tokens, at the same or earlier positions, and that input."""
     labels = {path: t for path, t in labels_of(batch).items() if _is_ids(t)}
     for place, leaf in batch.input_leaves():
         if not isinstance(leaf, torch.Tensor) or not _is_ids(leaf) or place in labels:

@@ -237,7 +237,7 @@ def tied(subject: Subject, found: TiedOutputs, name: str) -> Finding:
 
 
 def _alike_tensors(model: nn.Module, members: torch.Tensor) -> list[Culprit]:
-    """Return buffers with the last dimensions of an output that are constant over its equal entries, but not over all."""
+    """Return buffers with an output's last dimensions that are constant over its equal entries, but not over all."""
     found = []
     places = members.reshape(-1, *members.shape[-2:]).all(0) if members.dim() > 2 else members
     for name, buffer in model.named_buffers():
