@@ -52,6 +52,8 @@ _SLIGHT = 1e-5
 
 _FEW = 4  # samples that are mixed with each other and put in another order
 
+_APART_FROM = "of {} samples, the first do not depend on the others or on their places"
+_TOGETHER = "at other places among other samples outputs differ, and neither alone shows why"
 UNDETERMINED = "two equal runs in eval mode differ, so that other ones cannot be compared"
 
 _QUANTIZED = ("quantized", "ao.nn")
@@ -98,8 +100,9 @@ def independence(subject: Subject) -> Iterator[Finding]:
     if batch is not subject.batch():
         fresh = subject.source.rows(fresh, torch.arange(size))
     loud = louder(fresh) if subject.device.type == "cpu" else fresh
-    if kept := _keep_themselves(subject, batch, loud, rows, known):
-        yield passed(f"{len(rows.dims)} outputs: of {size} samples {kept}")
+    kept = _keep_themselves(subject, batch, loud, rows, known)
+    if kept:
+        yield passed(f"{len(rows.dims)} outputs: {_APART_FROM.format(size)}")
         return
     fresh = fresh if kept is None else loud
     refused, others = "", None
@@ -129,13 +132,13 @@ def independence(subject: Subject) -> Iterator[Finding]:
             else (explain.other_dim(subject, dim, leaks))
         )
         return
-    yield from _keeps_places(size, subject, batch, rows, known)
+    yield from _keeps_places(size, subject, batch, rows, known, doubtful=kept is False)
 
 
 def _keep_themselves(
     subject: Subject, batch: Batch, fresh: Batch, rows: Rows, known: dict[str, torch.Tensor]
-) -> str | None:
-    """Say that the first two samples keep their outputs apart from each other, at other places, among others, or "".
+) -> bool | None:
+    """Say whether the first two samples keep their outputs apart from each other, at other places, among others.
 
     One run asks for all of it: the first sample stands last, the second one first, and the rest are replaced by others
     with larger numbers, so that a largest one is among them. Of two samples one is kept. None where that does not run.
@@ -149,11 +152,9 @@ def _keep_themselves(
         if not _differs(batch, mixed):
             return None
         places = (kept - 1) % size
-        leaks = compare(subject, batch, turned, rows, kept, places, known=(known, None))
+        return compare(subject, batch, turned, rows, kept, places, known=(known, None)) is None
     except SubjectError:
         return None
-    told = "those that are kept depend neither on the others nor on their places"
-    return told if leaks is None else ""
 
 
 def _groups(subject: Subject) -> Iterator[Finding]:
@@ -235,9 +236,15 @@ def _some(subject: Subject) -> tuple[Batch, dict[str, torch.Tensor]]:
 
 
 def _keeps_places(
-    size: int, subject: Subject, batch: Batch, rows: Rows, known: dict[str, torch.Tensor]
+    size: int,
+    subject: Subject,
+    batch: Batch,
+    rows: Rows,
+    known: dict[str, torch.Tensor],
+    *,
+    doubtful: bool,
 ) -> Iterator[Finding]:
-    """Compare the samples with themselves in another order."""
+    """Compare the samples with themselves in another order; ``doubtful`` where others at other places moved some."""
     order = another_first(subject, batch, size)
     turned = subject.source.rows(batch, order)
     try:
@@ -263,6 +270,9 @@ def _keeps_places(
             if dim is None
             else (explain.other_dim(subject, dim, leaks))
         )
+        return
+    if doubtful:
+        yield inconclusive(_TOGETHER)
         return
     yield passed(
         f"{len(rows.dims)} outputs: the first of {size} samples does not depend on the others, "

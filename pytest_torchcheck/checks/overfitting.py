@@ -189,7 +189,7 @@ def _judge(
 def _uniform(floor: Floor) -> str:
     if floor.uniform is None or floor.uniform <= floor.value:
         return ""
-    return f"; {floor.uniform:.3g} with scores that are the same everywhere"
+    return f"; at best {floor.uniform:.3g} with scores that ignore the inputs"
 
 
 def _not_learnt(

@@ -21,6 +21,7 @@ from ..lean import dataclass
 from ..record.tracing import Given, find_line, locals_by_line, unlike
 from .generators import fingerprint, global_generators, is_generator
 from .simulation import WorkerRun, Workers
+from .wording import called
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +145,7 @@ def _explain(workers: Workers, name: str, between: str, run: WorkerRun) -> Dupli
     if held is None and init is not None:
         made, by = (
             _seeding_line(workers, name, init),
-            getattr(init, "__name__", type(init).__name__),
+            called(init),
         )
     return Duplicate(name=name, between=between, drawn=drawn[0], made=made, seeded_by=by)
 

@@ -37,6 +37,11 @@ def where(path: str) -> str:
     return "sample" + "".join(parts)
 
 
+def called(function: object) -> str:
+    """Return the name of a function, or of the class of an object that is called as one."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def few(values: Any) -> str:
     """Return the first values of a sequence, and how many more there are."""
     shown = list(values)

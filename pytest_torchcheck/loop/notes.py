@@ -11,6 +11,7 @@ import torch
 from .. import sources
 from ..lean import dataclass
 from ..probes.recorded.watch import version_of
+from ..subject.gradients import is_gone
 from ..subject.optimizers import optimizers_of
 from .naming import frames_within, name_in, user_frame
 from .steps import StepWatch
@@ -202,11 +203,7 @@ class Account:
     @property
     def is_empty(self) -> bool:
         """Say whether the gradient is None or all zeros."""
-        grad = self.tensor.grad
-        if grad is None:
-            return True
-        values = grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
-        return grad.device.type != "meta" and not bool(torch.count_nonzero(values))
+        return is_gone(self.tensor.grad)
 
     def written_since(self, step: int) -> bool:
         """Note a backward pass of a step; say whether something was written since an earlier pass of this step.

@@ -148,6 +148,14 @@ def _wide(values: torch.Tensor) -> torch.dtype | None:
     return torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
 
 
+def is_gone(gradient: torch.Tensor | None) -> bool:
+    """Say whether a gradient is None or all zeros."""
+    if gradient is None or gradient.is_meta:
+        return gradient is None
+    values = gradient.coalesce().values() if gradient.layout == torch.sparse_coo else gradient
+    return not bool(torch.count_nonzero(values))
+
+
 _WRITES = "loss-writes"
 
 

@@ -126,7 +126,9 @@ def _shifts_itself(subject: Subject, ids: torch.Tensor) -> bool:
     changed[0, place] = others[0]
     other = subject.batch().map(lambda _, leaf: changed if leaf is ids else leaf)
     mine, theirs = (trees.floats(subject.forward(b)) for b in (subject.batch(), other))
-    found = [(_by_position(t, ids), _by_position(theirs[p], ids)) for p, t in mine.items()]
+    found = [
+        (_by_position(mine[p], ids), _by_position(theirs[p], ids)) for p in mine.keys() & theirs
+    ]
     known = [(a, b) for a, b in found if a is not None and b is not None]
     moved = any(not torch.equal(a[0, place], b[0, place]) for a, b in known)
     return any(not torch.equal(a[0], b[0]) for a, b in known) and not moved

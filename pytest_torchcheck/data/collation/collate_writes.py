@@ -15,7 +15,7 @@ from ...verdicts import suspicious, violated
 from ..relations.mutation import ReadingError, read_under
 from ..snapshot import put_back
 from ..validity import spread
-from ..wording import dataset_culprit, few, line_ref
+from ..wording import called, dataset_culprit, few, line_ref
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ def find_writes(part: Part, *, seed: int = 0) -> Collated | None:
 def written(part: Part, found: Collated) -> Finding:
     """Report a collate function that writes to the dataset."""
     collate = part.plan.collate
-    name = getattr(collate, "__name__", type(collate).__name__)
+    name = called(collate)
     held = found.change.held.path or part.name
     at = found.line
     return violated(
@@ -212,7 +212,7 @@ def shifts_watcher(shifts: Sequence[int]) -> Any:
 def indices_shifted(part: Part, found: Shifted) -> Finding:
     """A collate function shifts indices by the sample before instead of all samples before."""
     collate: Any = part.plan.collate_fn
-    name = getattr(collate, "__name__", type(collate).__name__)
+    name = called(collate)
     place = found.made or sources.of_object(collate)
     short = sources.assigned_name(found.made) if found.made is not None else ""
     right = list(accumulate([0, *found.sizes[:-1]]))
@@ -365,7 +365,7 @@ def _equal(value: object, field: torch.Tensor) -> bool:
 def mask_too_long(part: Part, found: LongMask) -> Finding:
     """A collate function marks padding as real."""
     collate: Any = part.plan.collate_fn
-    name = getattr(collate, "__name__", type(collate).__name__)
+    name = called(collate)
     place = found.made or sources.of_object(collate)
     short = sources.assigned_name(found.made) if found.made is not None else ""
     positions = f"{found.extra} position{'s' if found.extra > 1 else ''}"

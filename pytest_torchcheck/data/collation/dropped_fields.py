@@ -18,7 +18,7 @@ from ... import sources
 from ...findings import Culprit, Finding
 from ...lean import dataclass
 from ...verdicts import suspicious, violated
-from ..wording import line_ref, where
+from ..wording import called, line_ref, where
 from .pairing import collated, label_path, lines_like
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _cuts(node: ast.AST) -> bool:
 def field_dropped(part: Part, found: Dropped) -> Finding:
     """A collate function cuts a field off where another one is long."""
     collate: Any = part.plan.collate_fn
-    name = getattr(collate, "__name__", type(collate).__name__)
+    name = called(collate)
     place = found.cut or sources.of_object(collate)
     one = found.samples[0]
     empty = found.unlabelled == len(found.samples)

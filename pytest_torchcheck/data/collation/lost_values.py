@@ -20,6 +20,7 @@ from ...lean import dataclass
 from ...objects import trees
 from ...state import seed_process
 from ...verdicts import suspicious, violated
+from ..wording import called
 from .pairing import LABELS, collated
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def values_lost(part: Part, found: Lost) -> Finding:
     """A collate function that leaves out values of its samples."""
     collate: Any = part.plan.collate_fn
-    name = getattr(collate, "__name__", type(collate).__name__)
+    name = called(collate)
     place, what = sources.of_object(collate), listed(list(found.fields))
     make = suspicious if found.how == "fractions" else violated
     summary, observed, cause, fix = {

@@ -9,14 +9,13 @@ import torch
 from ... import sources
 from ...findings import Culprit, Finding
 from ...lean import dataclass
-from ...objects import trees
-from ...probes.recorded.watch import Watch
 from ...verdicts import violated
-from ..wording import line_ref
+from ..wording import called, line_ref
+from .making import making_lines
 from .pairing import collated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ...findings import Location
     from ..plan import Part
@@ -73,7 +72,7 @@ def covered(survey: Survey) -> Covered | None:
             return None
     if pair is None or (counts := _counts([(one[pair[0]], one[pair[1]]) for one in drawn])) is None:
         return None
-    made = _line(part, chosen, survey.seed, drawn[0][pair[1]])
+    (made,) = making_lines(part, chosen, survey.seed, [drawn[0][pair[1]]])
     return Covered(inputs=pair[0], labels=pair[1], made=made, scored=counts[0], changed=counts[1])
 
 
@@ -109,35 +108,10 @@ def _counts(drawn: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[int, in
     return (int(scored.sum()), changed) if changed >= _FEWEST else None
 
 
-class _Making(Watch):
-    """Finds the line that first makes a tensor, by its values."""
-
-    def __init__(self, field: torch.Tensor) -> None:
-        super().__init__()
-        self._field = field
-        self.line: Location | None = None
-
-    def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
-        """Note the line whose result is the tensor."""
-        if self.line is None and isinstance(result, torch.Tensor):
-            self.line = self.locate() if trees.same(result, self._field) else None
-
-
-def _line(part: Part, chosen: Sequence[int], seed: int, field: torch.Tensor) -> Location | None:
-    watch = _Making(field)
-
-    def run(collate: Callable[[Any], Any], samples: Any) -> Any:
-        with watch:
-            return collate(samples)
-
-    collated(part, chosen, seed, run)
-    return watch.line
-
-
 def labels_covered(part: Part, found: Covered) -> Finding:
     """Explain labels of masked tokens that were read after the tokens were masked."""
     collate: Any = part.plan.collate_fn
-    name = getattr(collate, "__name__", type(collate).__name__)
+    name = called(collate)
     place = found.made or sources.of_object(collate)
     return violated(
         "labels-after-masking",
@@ -148,10 +122,10 @@ def labels_covered(part: Part, found: Covered) -> Finding:
         ),
         location=place,
         observed=f"all {found.scored} labels in {_DRAWS} batches of the same samples are the tokens that stand at "
-        f"their places in {found.inputs}; {found.changed} of them are at places which another draw leaves otherwise",
+        f"their places in {found.inputs}; {found.changed} of them are at places where another draw has another token",
         cause="the labels are taken from the tokens after these were replaced, or share their memory",
-        because="tokens change from draw to draw where there are labels, and nowhere else: a model is to predict what "
-        "was there before, and can read every label off its input",
+        because="tokens change from draw to draw where there are labels, and nowhere else: the model is to predict "
+        "what was there before, and finds every label in its input",
         fix=f"keep a copy of the tokens before masking, and take the labels from it"
         f"{' at ' + line_ref(place) if place is not None else ''}",
         evidence={"labels": found.scored, "changed": found.changed},

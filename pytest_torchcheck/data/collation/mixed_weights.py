@@ -12,10 +12,10 @@ from ... import sources
 from ...findings import Culprit, Finding
 from ...lean import dataclass
 from ...objects import trees
-from ...probes.recorded.watch import Watch
 from ...verdicts import violated
 from ..describing import is_under, leaves, target_path
-from ..wording import line_ref
+from ..wording import called, line_ref
+from .making import making_lines
 from .pairing import collated
 
 if TYPE_CHECKING:
@@ -76,8 +76,11 @@ def mixed(survey: Survey) -> Mixed | None:
             weights = None if name == shares else _weights(batch[name], plain)
             found = None if weights is None else _compared(weights, kinds, batch[shares])
             if found is not None:
-                fields = (batch[name], batch[shares]) if found["crossed"] else ()
-                lines = _lines(part, chosen, survey.seed, draw, fields)
+                made_at: list[Location | None] = [None, None]
+                if found["crossed"]:
+                    fields = (batch[name], batch[shares])
+                    made_at = making_lines(part, chosen, survey.seed, fields, batch=draw)
+                lines = (made_at[0], made_at[1])
                 return Mixed(inputs=name, labels=shares, mixed=lines, **found)
             if weights is not None and _rows(weights, kinds):
                 return None  # one such batch is enough
@@ -185,40 +188,10 @@ def _compared(
     return {"row": row, "weights": shown, "crossed": ways.pop(), "count": len(rows)}
 
 
-class _Making(Watch):
-    """Finds the lines that make some tensors, by their values."""
-
-    def __init__(self, fields: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self._fields = fields
-        self.lines: dict[int, Location | None] = {}
-
-    def after(self, func: Any, args: Any, kwargs: Any, result: Any, token: Any) -> None:
-        """Note the line whose result is one of the tensors."""
-        for place, field in enumerate(self._fields):
-            if isinstance(result, torch.Tensor) and trees.same(result.detach(), field):
-                self.lines.setdefault(place, self.locate())
-
-
-def _lines(
-    part: Part, chosen: Sequence[int], seed: int, draw: int, fields: Sequence[torch.Tensor]
-) -> tuple[Location | None, Location | None]:
-    """Return the lines that make the inputs, and the labels, of the batch."""
-    watch = _Making(fields)
-
-    def run(collate: Callable[[Any], Any], samples: Any) -> Any:
-        with watch:
-            return collate(samples)
-
-    if fields:
-        collated(part, chosen, seed, run, batch=draw)
-    return watch.lines.get(0), watch.lines.get(1)
-
-
 def weights_exchanged(part: Part, found: Mixed) -> Finding:
     """Explain labels that are mixed with the weights of each other's inputs."""
     collate: Any = part.plan.collate_fn
-    name = getattr(collate, "__name__", type(collate).__name__)
+    name = called(collate)
     made, labelled = found.mixed
     place = made or labelled or sources.of_object(collate)
     heavy, light = found.weights

@@ -22,7 +22,7 @@ from ...state import seed_process
 from ...verdicts import violated
 from ..snapshot import put_back
 from ..validity import read
-from ..wording import line_ref
+from ..wording import called, line_ref
 from .collate_writes import (
     LongMask,
     Shifted,
@@ -252,7 +252,7 @@ def fields_mixed(part: Part, found: Pairing) -> Finding:
     """A collate function gives samples the labels, or another field, of others."""
     collate: Any = part.plan.collate_fn
     collate = getattr(collate, "data_collator", collate)  # a Trainer wraps what it is given
-    name = getattr(collate, "__name__", type(collate).__name__)
+    name = called(collate)
     place = sources.of_object(collate)
     first, moved = found.mixed[0], found.moved
     put = sources.assigned_name(moved) if moved is not None else ""

@@ -12,6 +12,7 @@ from ..describing import describe_sample
 from ..simulation import ITEMS
 from ..snapshot import put_back
 from ..validity import spread
+from ..wording import called
 
 if TYPE_CHECKING:
     from ..plan import Part
@@ -27,7 +28,7 @@ def made_by(part: Part) -> str:
     if not plan.makes_batches:
         return ""
     if plan.collate_fn is not None:
-        return str(getattr(plan.collate_fn, "__name__", type(plan.collate_fn).__name__))
+        return called(plan.collate_fn)
     return "__getitems__" if _takes_several(part) else ""
 
 

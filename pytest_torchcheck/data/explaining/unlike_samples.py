@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ... import sources
 from ...verdicts import suspicious, violated
 from .. import sample_lines, validity
-from ..wording import dataset_culprit, few, line_ref, where
+from ..wording import called, dataset_culprit, few, line_ref, where
 from .cut_short import find_cut_short
 from .making_lines import loader_made
 from .returned_object import given_line
@@ -232,7 +232,7 @@ def _not_collatable(
     )
     chosen = f"samples {few(error.indices)}"
     place = error.location if own else sample_lines.return_line(part, error.indices[0])
-    name = getattr(part.plan.collate, "__name__", type(part.plan.collate).__name__)
+    name = called(part.plan.collate)
     cause, fix = "the collate function fails on real samples", f"correct {line_ref(place)}"
     given, cause, fix, odd, made = _uncollated(opaque, own, survey, part, cause, fix)
     return violated(

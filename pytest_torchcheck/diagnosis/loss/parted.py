@@ -30,8 +30,8 @@ def unlike_joined(subject: Subject, found: Parted) -> Finding:
     name = sources.assigned_name(place) if place is not None else ""
     both = found.apart > found.scattered
     cause = "the loss pulls samples of unlike labels together" + (
-        ", and no samples of one label: its sign, or which pairs are alike, is wrong, unless groups are to be "
-        "made alike on purpose" * both
+        ", but not those of one label: its sign or its choice of pairs is wrong, unless the groups are meant to "
+        "become alike, as domains are" * both
     )
     if copies is not None:
         cause += f": line {copies[1].line} gives the numbers of line {copies[0].line} again"

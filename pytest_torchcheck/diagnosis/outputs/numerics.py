@@ -161,8 +161,8 @@ def integers_merged(subject: Subject, found: MergedIntegers) -> Finding:
             *(Culprit("call", at.function, "is called here", at) for at in called),
         ],
         location=place,
-        observed=f"{one} became {two}, and so on: no output changed in {dtype}; in float64 they moved by "
-        f"{found.gap:.3g} (relative)",
+        observed=f"with {two} in place of {one}, and others alike, no output changed in {dtype}; in float64 they moved "
+        f"by {found.gap:.3g} (relative)",
         cause=f"{op}{on_line(line)} casts {name} to {dtype}, which holds {one} and {two} as {found.rounded:g}"
         if op
         else f"{name} is cast to {dtype}, which holds {one} and {two} as {found.rounded:g}",

@@ -34,7 +34,8 @@ def forgets(subject: Subject, kept: Mapping[str, float], pairs: Mapping[str, str
         location=place,
         observed=f"in two updates one after the other, {counted(len(kept), 'copy', 'copies')} of trained weights "
         f"moved {1 - share:.3g} of the way to them",
-        cause=f"the decay and its complement are swapped{on_line(place)}: this average is the latest weights",
+        cause="the average is the latest weights; most likely the decay and its complement are swapped"
+        f"{on_line(place)}",
         because="every update leaves the same small part of the old value; a decay that warms up would change, and "
         "a plain copy would leave nothing",
         fix=f"keep {1 - share:.3g} of the average and add {share:.3g} of the weights, as in "

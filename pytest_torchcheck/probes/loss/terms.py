@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...lean import dataclass
 from ...objects.weak import ByTensor
+from ...subject.gradients import is_gone
 from ..recorded.watch import Op, tensors_in
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class _Backward:
 
     def look(self) -> None:
         """Note the leaves whose gradient is gone."""
-        self.lost |= {key for key, leaf in self.leaves.items() if _is_gone(leaf.grad)}
+        self.lost |= {key for key, leaf in self.leaves.items() if is_gone(leaf.grad)}
 
     def moves(self, reached: frozenset[int]) -> bool:
         """Say whether the gradients of any of these leaves were computed, and applied."""
@@ -234,13 +235,6 @@ class Terms:
 
 ELSEWHERE: Final = "parameters outside of the model"
 """Stands for the names of what a term reaches that the model does not hold."""
-
-
-def _is_gone(gradient: Tensor | None) -> bool:
-    if gradient is None or gradient.is_meta:
-        return gradient is None
-    values = gradient.coalesce().values() if gradient.layout == torch.sparse_coo else gradient
-    return not bool(torch.count_nonzero(values))
 
 
 def _place(term: IdleTerm | None) -> tuple[Location | None, Location | None] | None:

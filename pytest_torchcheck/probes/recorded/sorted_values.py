@@ -8,13 +8,13 @@ import torch
 
 from ...lean import dataclass
 from .orders import Both
+from .watch import SORTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .operations import Step, Trace
 
-_SORTS: Final = frozenset({"sort", "msort", "argsort"})
 _COLLECTS: Final = frozenset(
     {"cat", "stack", "getitem", "gather", "index_select", "take_along_dim"}
 )
@@ -81,7 +81,7 @@ class _Ways:
             return None
         for step in self._behind(place):
             name = step.op.name.rpartition(".")[2]
-            if name in _SORTS and not self._kept(step.operands[0]) and self._kept(step.results[0]):
+            if name in SORTS and not self._kept(step.operands[0]) and self._kept(step.results[0]):
                 return step
         return None
 
@@ -93,7 +93,7 @@ class _Ways:
         if self._kept(place):
             return None
         behind = list(self._behind(place))
-        if any(step.op.name.rpartition(".")[2] in _SORTS for step in behind):
+        if any(step.op.name.rpartition(".")[2] in SORTS for step in behind):
             return None
         given = {p for step in behind for p in step.operands if p not in self._base.makers}
         if not any(self._is_target(p) for p in given):

@@ -256,6 +256,9 @@ class Watch(Observer):
 _ENGINE = "_engine_run_backward"  # what both backward and grad of torch.autograd end in
 
 
+SORTS = frozenset({"sort", "msort", "argsort"})
+"""Functions that put values in order of their size, without their namespaces."""
+
 _NAMES: dict[Callable[..., Any], str] = {}
 
 

@@ -10,6 +10,7 @@ import torch
 from ...batches.rows import take_rows
 from ...lean import dataclass
 from ...objects import trees
+from ...probes.recorded.watch import SORTS
 from ...record.modes import Functions
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -36,7 +37,7 @@ _BY_PLACE = frozenset(
     }
 )  # fmt: skip
 """Functions with which a loss may pair samples by their places on purpose, or by numbers that are their places."""
-_SORTS = frozenset({"sort", "argsort", "msort", "topk"})
+_ORDERS = SORTS | {"topk"}
 _TAKES = frozenset({"__getitem__", "index_select", "gather", "take", "take_along_dim"})
 _RESHAPES = frozenset({"view", "reshape", "unflatten"})
 
@@ -124,7 +125,7 @@ def loss_of_samples(
         target = {id(t): take_rows(t, axes[path], index) for path, t in targets.items()}
         made = trees.substitute(output, out)
         given = dataclasses.replace(batch, targets=trees.substitute(batch.targets, target))
-        return lambda: _loss(subject, made, given)
+        return lambda: loss_at(subject, made, given)
 
     return runs
 
@@ -137,7 +138,8 @@ def _by_number(target: torch.Tensor, size: int) -> bool:
     return pairs or (whole and len(target.unique()) == target.numel())
 
 
-def _loss(subject: Subject, output: Any, batch: Batch) -> torch.Tensor:
+def loss_at(subject: Subject, output: Any, batch: Batch) -> torch.Tensor:
+    """Return the loss of an output, without a graph, from the subject's seed."""
     seed_everything(subject.seed)
     with torch.no_grad():
         return subject.compute_loss(output, batch.clone())
@@ -184,7 +186,7 @@ class _Ranked:
     def follows(self, name: str, args: Any, kwargs: Any, result: Any) -> bool:
         """Say whether a function sorts, or is given what is sorted, or an index of it; its result is then, too."""
         given = [one for one in trees.tensors((args, kwargs)).values() if one.numel() > 1]
-        if name in _SORTS and given:
+        if name in _ORDERS and given:
             order = given[0].detach().flatten().sort().values
             self.tied |= float((order.diff() == 0).float().mean()) > _BY_CHANCE
         else:

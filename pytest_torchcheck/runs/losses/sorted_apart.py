@@ -10,10 +10,11 @@ import torch
 
 from ...lean import dataclass
 from ...objects import trees
+from ...probes.recorded.watch import SORTS
 from ...record.modes import Functions
-from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ..facts import output_for_loss
+from .order import loss_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 _SAME = 1e-4
 """Relative change of a loss that the order of a sum explains, with a wide margin."""
-_SORTS = frozenset({"sort", "msort", "argsort"})
 _FEWEST = 4
 
 
@@ -69,18 +69,21 @@ def moved_positions(subject: Subject, output: Any) -> Moved | None:
     count = math.prod(shape[d] for d in inner)
     if count < _FEWEST:
         return None
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
-    def runs(index: torch.Tensor) -> Callable[[], torch.Tensor]:
-        made = {id(leaf): _taken(leaf, [dims[d] for d in inner], index)}
-        given = {id(t): _taken(t, list(inner), index) for t in targets.values()}
-        moved = trees.substitute(output, made), trees.substitute(batch.targets, given)
-        return lambda: _loss(subject, *moved)
+    def first() -> torch.Tensor:
+        return loss_at(subject, output, batch)
 
-    first, second = runs(torch.arange(count)), runs(order)
     base, sorts = _watched(first)
     if not sorts or not math.isfinite(base):
         return None
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    made = {id(leaf): _taken(leaf, [dims[d] for d in inner], order)}
+    given = {id(t): _taken(t, list(inner), order) for t in targets.values()}
+    moved = replace(batch, targets=trees.substitute(batch.targets, given))
+
+    def second() -> torch.Tensor:
+        return loss_at(subject, trees.substitute(output, made), moved)
+
     change = abs(float(second()) - base) / max(abs(base), 1e-6)
     if not change > _SAME or abs(float(first()) - base) > _SAME * max(abs(base), 1e-6):
         return None
@@ -131,13 +134,6 @@ def _taken(tensor: torch.Tensor, dims: list[int], index: torch.Tensor) -> torch.
     return taken.movedim(last, dims).contiguous()
 
 
-def _loss(subject: Subject, output: Any, targets: Any) -> torch.Tensor:
-    given = replace(subject.batch(), targets=targets)
-    seed_everything(subject.seed)
-    with torch.no_grad():
-        return subject.compute_loss(output, given.clone())
-
-
 def _watched(run: Callable[[], torch.Tensor]) -> tuple[float, bool]:
     """Return a loss, and whether its functions sort."""
     names: set[str] = set()
@@ -148,4 +144,4 @@ def _watched(run: Callable[[], torch.Tensor]) -> tuple[float, bool]:
 
     with Functions(around):
         loss = run()
-    return (float(loss) if loss.numel() == 1 else math.nan), bool(names & _SORTS)
+    return (float(loss) if loss.numel() == 1 else math.nan), bool(names & SORTS)

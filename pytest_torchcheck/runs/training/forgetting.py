@@ -71,7 +71,7 @@ def forgetting(subject: Subject) -> Forgetting | None:
 def _by_signs(before: torch.Tensor, after: torch.Tensor) -> bool:
     """Say whether all elements of a parameter moved by the same amount, up or down."""
     moved = (after - before).abs()
-    return bool(moved.max() - moved.min() <= _SIGNS * after.abs().max())
+    return not moved.numel() or bool(moved.max() - moved.min() <= _SIGNS * after.abs().max())
 
 
 def uncounted(subject: Subject) -> tuple[torch.optim.Optimizer, str] | None:

@@ -16,7 +16,7 @@ from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...subject.optimizers import optimizers_of, schedulers_of, step_schedulers
 from ...subject.remembered import remembered
-from .forgetting import own_optimizer
+from .forgetting import own_optimizers
 from .steps import trajectory
 
 if TYPE_CHECKING:
@@ -125,11 +125,11 @@ def thawed_later(subject: Subject, names: Collection[str]) -> set[str]:
     if not names:
         return thawed
     sizes: dict[str, list[float]] = {name: [] for name in names}
-    own = own_optimizer(subject) is not None  # some gather steps first, or find their rate by them
     with subject.pristine(steps=True, train=True, seeded=True) as model:
         held = {n: p for n, p in model.named_parameters() if n in names}
         try:
             made = subject.make_optimizer(model)
+            own = own_optimizers(made)  # some gather steps first, or find their rate by them
             groups = [group for one in optimizers_of(made) for group in one.param_groups]
             stepped = {id(p) for group in groups for p in group["params"]}
             before = {n: p.detach().clone() for n, p in held.items()}

@@ -26,7 +26,7 @@ from ..remembering import kept_value, put_value
 from ..saving import perturb
 from ..variants.woken import woken
 from .few import later_batch
-from .forgetting import own_optimizer
+from .forgetting import own_optimizers
 from .steps import trajectory
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def _moving_later(
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         # an optimizer of the user's own may leave out some parameters in each step
-        for step in range(STEPS if own_optimizer(subject) is None else 4 * STEPS):
+        for step in range(4 * STEPS if own_optimizers(made) else STEPS):
             old = {
                 name: parameter.detach().clone()
                 for name, parameter in model.named_parameters()

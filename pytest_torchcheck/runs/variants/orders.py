@@ -43,7 +43,7 @@ def with_inputs(batch: Batch, changed: Mapping[str, Tensor]) -> Batch:
 
 
 def louder(batch: Batch) -> Batch:
-    """Return a batch with its numbers multiplied: what is 0 or above stays so, and whole numbers, which may count, too."""
+    """Return a batch with its numbers multiplied by three; whole numbers, which may be ids or counts, stay."""
 
     def change(_path: str, leaf: object) -> object:
         if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or kind_of(leaf):

@@ -122,7 +122,7 @@ def between_groups(z, labels):
 def test_a_loss_that_pulls_no_like_samples_together_may_be_meant(loss):
     found = checked(loss)
     assert (found.status, found.code) == ("suspicious", "unlike-joined")
-    assert "on purpose" in found.cause
+    assert "meant to become alike" in found.cause
 
 
 @pytest.mark.parametrize("loss", [contrastive, hardest_triplets, of_one_kind, fisher])

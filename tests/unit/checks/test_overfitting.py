@@ -136,7 +136,7 @@ def test_a_few_samples_do_where_the_declared_optimizer_is_seen_to_learn(rate):
         assert (
             seen.count(8) == 2
         )  # the first of the steps that run anyway, and an evaluation that many checks ask for
-        assert set(seen[-2:]) <= {2, 3}
+        assert seen.count(3) >= 2
     else:
         assert seen.count(8) > 20
         assert found.code == "optimizer-crawls"
