@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from ...loop.recorder import record
 from ...loop.replay import where_changed
 from ...objects import trees
 from ...probes.recorded.watch import storage_of
+from ...runs.training.stale_copies import copies_of_trained
 from ...state import seed_everything
 from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
@@ -91,7 +93,7 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
 
 
 def _of_copies(subject: Subject) -> Iterator[Finding]:
-    pairs = _copies(subject)
+    pairs = dict(islice(copies_of_trained(subject.model).items(), _PAIRS))
     if not pairs:
         yield not_applicable("the model holds no copy of a trained parameter")
         return
@@ -288,30 +290,6 @@ def _is_read(subject: Subject, name: str, *, scaled: bool = False) -> bool:
         if not trees.same(*outputs):
             return True
     return False
-
-
-def _copies(subject: Subject) -> dict[str, str]:
-    """Return, by the name of a tensor that does not train, the trained parameter that it equals."""
-    trained: dict[tuple[Any, ...], list[tuple[str, torch.Tensor]]] = {}
-    rest: list[tuple[str, torch.Tensor]] = []
-    for name, tensor in named_tensors(subject.model).items():
-        if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() < 2:
-            continue
-        if tensor.requires_grad:
-            trained.setdefault((tensor.shape, tensor.dtype), []).append((name, tensor))
-        else:
-            rest.append((name, tensor))
-    found: dict[str, str] = {}
-    for name, tensor in sorted(rest, key=lambda pair: -pair[1].numel()):
-        if len(found) == _PAIRS:
-            break
-        for source, parameter in trained.get((tensor.shape, tensor.dtype), ()):
-            if not trees.same(tensor, parameter) or tensor.data_ptr() == parameter.data_ptr():
-                continue
-            if bool((tensor != tensor.reshape(-1)[0]).any()):
-                found[name] = source
-                break
-    return found
 
 
 def moving_average(subject: Subject) -> Iterator[Finding]:

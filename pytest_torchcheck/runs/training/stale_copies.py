@@ -62,7 +62,7 @@ class StaleCopy:
 
 def stale_copy(subject: Subject) -> StaleCopy | None:
     """Return a copy of a trained parameter that evaluation reads in place of the original, and that stays as it was."""
-    pairs = _pairs(subject.model)
+    pairs = copies_of_trained(subject.model)
     if not pairs:
         return None
     made = trajectory(subject)
@@ -78,26 +78,30 @@ def stale_copy(subject: Subject) -> StaleCopy | None:
     return None
 
 
-def _pairs(model: nn.Module) -> dict[str, str]:
-    """Return, by the name of each copy, the trained parameter that has its values, bit by bit, in other memory."""
-    named = list(model.named_parameters())
-    fixed: list[tuple[str, torch.Tensor]] = [(n, p) for n, p in named if not p.requires_grad]
-    fixed += [(n, b) for n, b in model.named_buffers() if b.is_floating_point()]
-    if not fixed:
-        return {}
-    trained: dict[torch.Size, list[tuple[str, torch.Tensor]]] = {}
-    for name, parameter in named:
-        if parameter.requires_grad and parameter.numel() > 1 and not parameter.is_meta:
-            trained.setdefault(parameter.shape, []).append((name, parameter))
-    return {
-        copy: name
-        for copy, value in fixed
-        for name, parameter in trained.get(value.shape, ())
-        if trees.computable(value)
-        and trees.same(value, parameter.detach())
-        and trees.address(value) != trees.address(parameter)
-        and bool((value != value.flatten()[0]).any())
-    }
+def copies_of_trained(model: nn.Module) -> dict[str, str]:
+    """Return, by the name of each copy, the trained parameter that has its values, bit by bit, in other memory.
+
+    The largest come first. What has one value throughout, as statistics and weights of norms at the start, is none.
+    """
+    trained: dict[tuple[torch.Size, torch.dtype], list[tuple[str, torch.Tensor]]] = {}
+    rest: list[tuple[str, torch.Tensor]] = []
+    for name, tensor in named_tensors(model).items():
+        if not tensor.is_floating_point() or tensor.numel() < 2 or not trees.computable(tensor):
+            continue
+        if tensor.requires_grad:
+            trained.setdefault((tensor.shape, tensor.dtype), []).append((name, tensor.detach()))
+        else:
+            rest.append((name, tensor.detach()))
+    found: dict[str, str] = {}
+    for name, tensor in sorted(rest, key=lambda pair: -pair[1].numel()):
+        alike = trained.get((tensor.shape, tensor.dtype), ())
+        if not alike or not bool((tensor != tensor.flatten()[0]).any()):
+            continue
+        for source, parameter in alike:
+            if trees.same(tensor, parameter) and trees.address(tensor) != trees.address(parameter):
+                found[name] = source
+                break
+    return found
 
 
 @remembered("kept-copies")
