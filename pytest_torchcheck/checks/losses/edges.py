@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ...codes import loss as explain
-from ...probes.loss.pulls import SAMPLES, two_groups
+from ...explanation import listed
+from ...probes.loss.pulls import SAMPLES
 from ...runs.losses.consumption import loss_calls
 from ...specs import Labels
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
+from .comparing import compares, slopes_of, two_groups
 from .targets import base_slopes, loss_of_output
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from ...findings import Finding, Status
     from ...probes.loss.slopes import LossOfOutput, Slopes
     from ...subject import Subject
+
+    _Edge = tuple[str, LossOfOutput, Slopes, Status]
+    """Which case it is, its loss, what that gave, and what it means."""
 
 _CLASSES: Final = 4
 """How many classes are tried as the only one of a batch."""
@@ -55,8 +60,10 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
     tried = 0
     taken: list[LossOfOutput] = []
     refused: list[LossOfOutput] = []
+    axis = subject.contract.batch_dim or 0
+    doubt, comparing = None, False
     for what, case, status in (*_alone(subject, loss), *_one_class(subject, loss)):
-        single = case.outputs is not loss.outputs
+        single = case.samples(axis) != loss.samples(axis)
         try:
             found = case.slopes()
         except SubjectError:  # batch-sizes and label-range judge what it refuses in general
@@ -66,33 +73,55 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
         tried += 1
         if single:
             taken.append(case)
-        if found is not None and not found.finite:
-            status = "suspicious" if two_groups(loss, subject.contract.batch_dim or 0) else status
-            yield explain.not_finite(subject, what, case, found, status)
-            return
+        if found is not None and not found.finite and not (single and comparing):
+            worst = _judged(subject, loss, base, (what, case, found, status))
+            if worst is not None and worst[-1] == "violated":
+                yield explain.not_finite(subject, *worst)
+                return
+            doubt = doubt or worst
+            comparing |= single
     for mild, case in _certain(loss):
-        fair, found = _slopes(mild), _slopes(case)
+        fair, found = slopes_of(mild), slopes_of(case)
         if fair is None or found is None or not fair.finite:
             continue  # it asks for something else of its outputs: angles, say
         if math.isinf(found.value):
             continue  # as an exponential of the output may be
         tried += 1
-        if not found.finite:
+        if not found.finite and compares(loss, base, axis) is None:
             yield explain.not_finite(subject, _CERTAIN, case, found, "violated")
             return
     if (path := _by_target(subject, loss, taken, refused)) is not None:
         yield explain.refuses_target(subject, path, refused[0], taken[0])
+    elif doubt is not None:
+        yield explain.not_finite(subject, *doubt)
     elif tried:
         yield passed(f"the loss and its gradient are finite in {tried} edge cases")
     else:
         yield not_applicable("neither samples nor classes of the targets can be distinguished")
 
 
-def _slopes(case: LossOfOutput) -> Slopes | None:
-    try:
-        return case.slopes()
-    except SubjectError:
-        return None  # it asks for something else of its outputs
+def _judged(subject: Subject, loss: LossOfOutput, base: Slopes, edge: _Edge) -> _Edge | None:
+    """Return what is wrong with a case that is not finite; None where it asks too much of a loss that compares samples.
+
+    Such a loss is undefined for some samples alone. Where it is also undefined for all of these together, such as
+    patients without an event, a batch of them is worth a suspicion.
+    """
+    what, case, found, _ = edge
+    axis = subject.contract.batch_dim or 0
+    if two_groups(loss, axis):
+        return what, case, found, "suspicious"
+    compared = compares(loss, base, axis)
+    if compared is None:
+        return edge
+    single = case.samples(axis) != loss.samples(axis)
+    if not single or not compared.kept or len(compared.lost) < 2:
+        return what, case, found, "suspicious"
+    together = loss.cut(torch.tensor(compared.lost), axis)
+    all_of_them = slopes_of(together)
+    if all_of_them is None or all_of_them.finite:
+        return None
+    names = f"samples {listed([str(s) for s in compared.lost])}"
+    return f"a batch of {names}", together, all_of_them, "suspicious"
 
 
 def _certain(loss: LossOfOutput) -> Iterator[tuple[LossOfOutput, LossOfOutput]]:

@@ -247,6 +247,11 @@ def remedy(at: NonFinite | None, *, forward: bool) -> tuple[str, str]:
     if known is not None:
         return known[0 if forward else 1], known[2] + line
     what = at.op.name if at is not None else "an operation"
+    if at is not None and at.fact == "mean over 0 elements":
+        return (
+            f"{what} is given no elements, and 0/0 is NaN",
+            f"divide a sum by a count of at least 1{line}: x.sum() / max(x.numel(), 1)",
+        )
     if at is not None and at.fact.startswith("0 * inf"):
         return (
             f"{what} multiplies zeros by infinity",

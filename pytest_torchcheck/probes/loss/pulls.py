@@ -236,16 +236,6 @@ def chosen_by_loss(
     return min(kept) >= max(left) or (most and max(kept) <= min(left))
 
 
-def two_groups(loss: LossOfOutput, axis: int) -> bool:
-    """Say whether no sample has a loss alone, and some pairs of them have one: each is of one of two groups."""
-    last = max(loss.samples(axis) - 1, 0)
-    few = range(min(last + 1, SAMPLES))
-    sets = [[s] for s in few], [[0, s] for s in (*few[1:], last)]
-    alone, pairs = ([loss.cut(torch.tensor(s), axis).slopes() for s in some] for some in sets)
-    finite = {found is not None and found.finite for found in pairs}
-    return not any(found is not None and found.finite for found in alone) and len(finite) > 1
-
-
 Place = tuple[int, ...]
 
 

@@ -166,6 +166,10 @@ class LossOfOutput:
         other = {id(self.outputs[path]): values.to(self.outputs[path].dtype)}
         return LossOfOutput(self._subject, trees.substitute(self._output, other), self.batch)
 
+    def with_outputs(self, others: dict[int, torch.Tensor]) -> LossOfOutput:
+        """Return the loss of other tensors in place of some outputs, by their ids."""
+        return LossOfOutput(self._subject, trees.substitute(self._output, others), self.batch)
+
     def run(self, batch: Batch | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Call the loss on fresh leaves; return it with the leaves by path.
 
