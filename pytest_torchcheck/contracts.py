@@ -259,10 +259,8 @@ class Contract:
         match need:
             case "model" | "optimizer" | "train_step" | "dataset" | "flops" | "output":
                 return getattr(self, need) is not None
-            case "step-or-trainer":
-                return self.train_step is not None or self.loop is not None
-            case "trainer":
-                return self.loop is not None
+            case "step-or-trainer" | "trainer":
+                return self.loop is not None or (need != "trainer" and self.train_step is not None)
             case "loss":
                 return self.model is not None and self.loss is not None
             case "targets":
@@ -282,6 +280,8 @@ class Contract:
             case "set":
                 edges = None if self.source is None else self.source.edges
                 return edges is not None or bool(self.promised("PermutationInvariant"))
+            case "padding":
+                return self.batch is not None or bool(self.promised("PaddingInvariant"))
             case "own-promises":
                 return bool(self.own_promises)
             case "ignore-index":

@@ -38,6 +38,7 @@ Need = Literal[
     "own-promises",
     "set",
     "ignore-index",
+    "padding",
 ]
 
 
@@ -51,6 +52,7 @@ NAMED: Final[Mapping[str, str]] = {
     "own-promises": "promise of the project's own",
     "set": "`promises.PermutationInvariant` or an input `edge_index`",
     "ignore-index": "targets with ignore_index",
+    "padding": "`promises.PaddingInvariant` or a batch of its own",
 }
 """What a need asks for, where its name is no argument's."""
 

@@ -189,14 +189,18 @@ CHECKS: tuple[Check, ...] = (
             "2 F more where the next ones are learnt and no promise is made; 7 F where targets are later values of "
             "an input",
         ),
+        about="declaration",
+        axes="once",
+    ),
+    *family(
+        "losses.padding",
         check(
             "padding-loss",
             "Padded positions do not contribute to the loss.",
-            promise="PaddingInvariant",
-            cost="1 F + a backward through the loss only",
+            needs=("loss", "targets", "padding"),
+            cost="1 F + a backward through the loss only, where rows are padded",
         ),
         about="declaration",
-        needs=("loss", "targets"),
         axes="once",
     ),
     *family(

@@ -47,6 +47,7 @@ LINES: Final[Mapping[Need, str]] = {
     "low-precision": 'dtypes=["float32", "bfloat16"]',
     "own-promises": "promises=[a Promise of your own with a verify method]",
     "set": "promises=[promises.PermutationInvariant(...)]",
+    "padding": "batch=my_batch",
     "ignore-index": 'targets=Labels("B T", classes=10, ignore_index=-100)',
 }
 """A line of declaration that meets each need."""

@@ -1,4 +1,4 @@
-"""Targets belong to their inputs: range, ignored positions, shift of a language model, padding."""
+"""Targets belong to their inputs: the shift of a language model, and the pulls at each position."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ... import promises
 from ...codes import labels as explain
 from ...objects import trees
 from ...probes.loss.own import labels_of
-from ...specs import Labels, Mask
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 from ..promised import find_input
@@ -126,9 +124,7 @@ def _shifts_itself(subject: Subject, ids: torch.Tensor) -> bool:
     changed[0, place] = others[0]
     other = subject.batch().map(lambda _, leaf: changed if leaf is ids else leaf)
     mine, theirs = (trees.floats(subject.forward(b)) for b in (subject.batch(), other))
-    found = [
-        (_by_position(mine[p], ids), _by_position(theirs[p], ids)) for p in mine.keys() & theirs
-    ]
+    found = [(by_position(mine[p], ids), by_position(theirs[p], ids)) for p in mine.keys() & theirs]
     known = [(a, b) for a, b in found if a is not None and b is not None]
     moved = any(not torch.equal(a[0, place], b[0, place]) for a, b in known)
     return any(not torch.equal(a[0], b[0]) for a, b in known) and not moved
@@ -157,7 +153,7 @@ def _visible(
     changed = exchanged(ids, wanted[1])
     other = subject.batch().map(lambda _, leaf: changed if leaf is ids else leaf)
     made = [trees.floats(subject.forward(batch)).get(path) for batch in (subject.batch(), other)]
-    placed = [None if t is None else _by_position(trees.dense(t), ids) for t in made]
+    placed = [None if t is None else by_position(trees.dense(t), ids) for t in made]
     if placed[0] is None or placed[1] is None:
         return None
     if not bool((placed[0] != placed[1]).any(-1)[changed != ids].all()):
@@ -275,11 +271,11 @@ def _is_ids(tensor: torch.Tensor) -> bool:
 
 def _pulled(grad: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return for each position the token that the loss pulls it to, and where it pulls at all."""
-    placed = _by_position(grad, ids)
+    placed = by_position(grad, ids)
     return None if placed is None else (placed.argmin(-1), placed.amin(-1) < 0)
 
 
-def _by_position(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor | None:
+def by_position(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor | None:
     """Return values of classes for each token as ``[B, T, classes]``; None where they are others."""
     if values.dim() == 2 and values.shape[0] == ids.numel() and values.shape[1] > 2:
         values = values.view(*ids.shape, -1)
@@ -311,75 +307,3 @@ def _trailing(ids: torch.Tensor) -> torch.Tensor:
     if not bool(padded.any()) or bool((last[padded] != last[padded][0]).any()):
         return torch.zeros_like(run)  # none, or tokens that happen to repeat
     return run & (last == last[padded][0])
-
-
-def padding_loss(subject: Subject) -> Iterator[Finding]:
-    """Look at the loss's gradient at the outputs of padded positions."""
-    promise = subject.promised("PaddingInvariant")[0]
-    assert isinstance(promise, promises.PaddingInvariant)
-    batch = subject.batch()
-    padded = _padded_positions(batch, promise)
-    if padded is None or not bool(padded.any()) or bool(padded.all()):
-        yield inconclusive("the batch holds no padded positions beside real ones")
-        return
-    marked, unmarked = _marked_padding(subject, batch, padded)
-    gradients = output_gradients(subject, marked)
-    if gradients is None:
-        yield inconclusive(
-            "the gradient of the loss with respect to the outputs could not be computed"
-        )
-        return
-    for path, grad in gradients[1].items():
-        ways = [v for v in largest_by_target(grad, padded.shape) if bool((v[~padded] > 0).any())]
-        if not ways:
-            continue
-        values = min(ways, key=lambda way: float(way[padded].max()))
-        if bool((values[padded] > 0).any()):
-            if unmarked:
-                yield inconclusive(
-                    f"{unmarked} is drawn without regard to the padding; declare it as "
-                    "Labels(..., ignore_index=...), or give a batch",
-                    code="no-domain",
-                )
-                return
-            yield explain.padding(
-                subject, path, float((values[padded] > 0).float().mean()), int(padded.sum())
-            )
-            return
-        yield passed(f"{int(padded.sum())} padded positions give {path} no gradient")
-        return
-    yield not_applicable("no output has a value for each position")
-
-
-def _marked_padding(
-    subject: Subject, batch: Batch, padded: torch.Tensor
-) -> tuple[Batch, str | None]:
-    """Return the batch with drawn targets marked as ignored at padding, and the first that cannot be.
-
-    Targets of the user's own batch stay as they are. What is drawn for a position knows nothing of
-    the padding of another tensor: the declared ``ignore_index``, or ``pad`` of tokens, marks it.
-    """
-    changed, unmarked = {}, []
-    for path, target in batch.tensors().items() if batch.origin == "drawn" else ():
-        spec = subject.source.specs.get(path)
-        if target.shape != padded.shape or not (
-            isinstance(spec, Labels) or path.partition(".")[0].startswith("targets")
-        ):
-            continue
-        mark = getattr(spec, "ignore_index", None)
-        mark = getattr(spec, "pad", None) if mark is None else mark
-        if mark is not None:
-            changed[path] = target.masked_fill(padded.to(target.device), mark)
-        elif not isinstance(spec, Mask):
-            unmarked.append(path)
-    if changed:
-        return batch.map(lambda path, leaf: changed.get(path, leaf)), None
-    return batch, next(iter(unmarked), None)
-
-
-def _padded_positions(batch: Batch, promise: Any) -> torch.Tensor | None:
-    if promise.mask is not None:
-        found = find_input(batch, promise.mask)
-        return None if found is None else ~found[1].bool()
-    found = find_input(batch, promise.ids)
-    return None if found is None else found[1] == promise.pad
