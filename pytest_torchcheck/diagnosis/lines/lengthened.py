@@ -18,6 +18,7 @@ from ..mixing.branches import parted
 from ..outputs import places
 from ..outputs.cancelled import without_influence
 from ..outputs.mask_lines import given_masks, not_hidden
+from .handed_in import blamed
 
 if TYPE_CHECKING:
     from ...batches import Batch
@@ -77,6 +78,8 @@ def lengthening_line(
     if (let_in := _let_in(other, found, place, padded)) is not None:
         return let_in
     if found.numbers is None:
+        if (handed := blamed(base, found.op, place, what="padded")) is not None:
+            return handed
         return _masked(_over_filled(place, found), given_masks(base, found.op))
     return _with_length(place, found, length, extra)
 

@@ -20,6 +20,7 @@ from ...probes.recorded.divergence import (
 from ...subject.errors import SubjectError
 from ..crashes.place import Place
 from ..lines.conditions import assigned_for
+from ..lines.handed_in import blamed, handed_in
 from .places import recorded, told_by
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def leaking_line(
     *,
     length: int,
     side: Literal["right", "left"] = "right",
+    what: Literal["later", "padded"] = "later",
 ) -> Place | None:
     """Return the operation through which changed positions reach those that were kept.
 
@@ -49,6 +51,7 @@ def leaking_line(
         changed: By number of kept positions, the batch with all later (or earlier) ones changed.
         length: Length of the sequence.
         side: Which side changed.
+        what: Which positions these are.
     """
     (base, *runs), allowed = recorded(subject, [batch, *changed.values()])
     found = first_spread(
@@ -69,6 +72,9 @@ def leaking_line(
             settings=(Culprit("call", found.op.name, "selects by it", found.op.location),),
             fix="keep the index in front of it: the last real position of a sample is length - 1",
         )
+    square = length if what == "later" else 0
+    if (handed := blamed(base, found.op, place, what=what, square=square)) is not None:
+        return handed
     settings = (*place.settings, *masks_of(base, found.op, subject.model))
     place = replace(place, settings=settings)
     for operand in reversed(found.operands):
@@ -352,9 +358,14 @@ def not_hidden(
     name = found.op.name
     added = name.rpartition(".")[2].strip("_") in ("add", "iadd", "radd", "sub")
     number = _number_line(subject, found.mask) if found.kind == "weak" and added else None
-    at = number or found.op.location
+    handed = handed_in(trace, found.op) if found.kind == "partly" else None
+    at = number or (handed and handed.op.location) or found.op.location
     cause, fact, fix = _unhidden(found, number)
-    other = (found.mask, "the mask") if number is None else (found.op, "applies it")
+    if handed is not None:
+        cause += f": the mask is made{on_line(at)}"
+        fix = f"let the mask that is made{on_line(at)} hide every position that must not be read"
+    moved = number is not None or handed is not None
+    other = (found.op, "applies it") if moved else (found.mask, "the mask")
     settings = [
         Culprit("call", one.name, detail, one.location)
         for one, detail in (other, (op, "reads it"))

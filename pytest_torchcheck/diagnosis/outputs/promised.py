@@ -92,7 +92,12 @@ def padding(
     place = None
     if refilled is not None:
         place = mask_lines.leaking_line(
-            subject, extended, {length: refilled}, length=length + extra, side=promise.side
+            subject,
+            extended,
+            {length: refilled},
+            length=length + extra,
+            side=promise.side,
+            what="padded",
         )
     if place is None and not contents:
         place = lengthening_line(

@@ -214,6 +214,8 @@ def _judged(
     elif not bool(where[region].any()):
         others = ~columns & live
         emptied = float((weights * (where & others)).sum(dim).max())
+        if _is_other(where[others], columns, dim):
+            return None
         kind = "opposite"
         if float(where[others].double().mean()) < _MOST or emptied > _SEEN:
             turned = [d for d in queries if bool(where[(columns & rows).transpose(dim, d)].all())]
@@ -239,6 +241,12 @@ def _judged(
         weight=weight,
         numbers=numbers,
     )
+
+
+def _is_other(where: Tensor, columns: Tensor, dim: int) -> bool:
+    """Say whether a mask that hides some of the positions to be kept is about another matter: a triangle beside padding on the left."""
+    left = bool(columns.select(dim, 0).any())
+    return left and bool(where.any()) and not bool(where.all())
 
 
 _MOST = 0.4
