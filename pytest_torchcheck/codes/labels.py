@@ -26,6 +26,12 @@ ENTAILS = (
         "wrong labels cannot be learnt",
     ),
     rule(
+        "*/visible-labels",
+        "padding-loss/padding-counted",
+        "model",
+        "labels that are kept where they should be ignored are those of padding too",
+    ),
+    rule(
         "*/label-classes",
         "output-spec/output-shape",
         "model",

@@ -113,6 +113,9 @@ def test_loss_and_labels():
     assert roots(softmax, stuck, start) == [None, softmax.key, softmax.key]
     assert roots(labels, stuck) == [None, labels.key]
     assert roots(softmax, labels) == [None, None]
+    visible = found("label-shift/visible-labels", "labels", kind="target")
+    padded = found("padding-loss/padding-counted", "loss", line=2, kind="loss")
+    assert roots(padded, visible) == [visible.key, None]
 
 
 def test_the_same_fact_on_other_devices_and_from_other_checks():
