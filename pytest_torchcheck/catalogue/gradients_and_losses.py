@@ -133,7 +133,8 @@ CHECKS: tuple[Check, ...] = (
             "The training step reads its targets; losses within it get outputs and targets of "
             "one shape, in the form they expect.",
             needs=("model", "train_step"),
-            cost="11 FBS; up to 130 more only where a sample has no influence",
+            cost="11 FBS; up to 130 more only where a sample has no influence, and 11 where the batch holds the "
+            "ends of episodes beside rewards",
         ),
         check(
             "loss-at-start",

@@ -23,6 +23,7 @@ from ...runs.losses.noise import unseen_noise
 from ...runs.losses.shapes import PAIRED, mutual
 from ...runs.losses.step_reads import step_reads
 from ...runs.training.enduring import blind_direction
+from ...runs.training.episodes import across_ends
 from ...specs import Labels
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
@@ -225,7 +226,8 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     Derivatives that are added to a loss without their graph count too, terms whose gradients no
     optimizer applies, losses that are replaced before anything reads them, penalties on the norm
     of a derivative that is not each sample's, and a step whose result is the same for any targets,
-    for any values of some samples, or of all of a second batch.
+    for any values of some samples, or of all of a second batch. Where the batch holds flags of the ends of episodes
+    beside rewards, no reward may reach what is computed of the episode before it.
     """
     seen = step_evidence(subject)
     if seen is None:
@@ -252,11 +254,9 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         found.append(explain.skipped(subject, left))
     elif blind_direction(subject):
         found.append(updates.blind_direction(subject))
-    found += [
-        explain.partial_norm(norm, over)
-        for norm in seen.norms[:1]
-        if (over := penalised_in_parts(subject, norm)) is not None
-    ]
+    found += _of_derivatives(subject, seen)
+    if (crossing := across_ends(subject)) is not None:
+        found.append(explain.across_end(crossing))
     if subject.contract.loss is None or not evidence(subject).noise:
         found += [explain.noise_target(*n) for n in unseen_noise(subject, seen.noise, step=True)]
     found += [explain.hidden_nan(one, None) for one in seen.undefined[:1]]
@@ -278,6 +278,15 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         yield not_applicable(
             "the training step has no targets, and calls no loss function of torch's"
         )
+
+
+def _of_derivatives(subject: Subject, seen: LossEvidence) -> list[Finding]:
+    """Say that a penalty takes the norms of parts of a derivative."""
+    return [
+        explain.partial_norm(norm, over)
+        for norm in seen.norms[:1]
+        if (over := penalised_in_parts(subject, norm)) is not None
+    ]
 
 
 def _of_others(seen: LossEvidence) -> list[Finding]:
