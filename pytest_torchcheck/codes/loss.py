@@ -19,6 +19,7 @@ untaught_term = One("diagnosis.loss.idle_terms:untaught_term", "term-flat term-c
 idle_term = One("diagnosis.loss.idle_terms:idle_term", "term-idle")
 across_end = One("diagnosis.mixing.episodes:across_end", "reward-across-end")
 partial_norm = One("diagnosis.loss.consumed:partial_norm", "penalty-in-parts")
+mixed_into = One("diagnosis.gradient.row_sums:mixed_into", "derivatives-mixed")
 disconnected = One("diagnosis.loss.idle_terms:disconnected", "loss-disconnected")
 focal_mean = One("diagnosis.loss.consumed:focal_mean", "focal-of-mean")
 hot_start = One("diagnosis.loss.bounds:hot_start")

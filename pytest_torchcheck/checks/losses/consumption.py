@@ -18,7 +18,13 @@ from ...probes.loss.directions import shuffled, turned
 from ...probes.loss.slopes import Stretched, lost_entries
 from ...runs.liveness.unread import lost_in_loss
 from ...runs.losses.consumption import Consumed, LossEvidence, evidence
-from ...runs.losses.in_steps import idle_term, lost_loss, penalised_in_parts, step_evidence
+from ...runs.losses.in_steps import (
+    idle_term,
+    lost_loss,
+    mixed_into,
+    penalised_in_parts,
+    step_evidence,
+)
 from ...runs.losses.noise import unseen_noise
 from ...runs.losses.shapes import PAIRED, mutual
 from ...runs.losses.step_reads import step_reads
@@ -225,8 +231,8 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
 
     Derivatives that are added to a loss without their graph count too, terms whose gradients no
     optimizer applies, losses that are replaced before anything reads them, penalties on the norm
-    of a derivative that is not each sample's, and a step whose result is the same for any targets,
-    for any values of some samples, or of all of a second batch. Where the batch holds flags of the ends of episodes
+    of a derivative that is not each sample's, second derivatives by single inputs that hold mixed ones, and a step
+    whose result is the same for any targets, for any values of some samples, or of all of a second batch. Where the batch holds flags of the ends of episodes
     beside rewards, no reward may reach what is computed of the episode before it.
     """
     seen = step_evidence(subject)
@@ -281,11 +287,16 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
 
 
 def _of_derivatives(subject: Subject, seen: LossEvidence) -> list[Finding]:
-    """Say that a penalty takes the norms of parts of a derivative."""
-    return [
+    """Say that a penalty takes the norms of parts of a derivative, or a second derivative holds mixed ones."""
+    parts = [
         explain.partial_norm(norm, over)
         for norm in seen.norms[:1]
         if (over := penalised_in_parts(subject, norm)) is not None
+    ]
+    return parts + [
+        explain.mixed_into(one, *mixed)
+        for one in seen.row_sums[:1]
+        if (mixed := mixed_into(subject, one)) is not None
     ]
 
 

@@ -76,14 +76,14 @@ class PartialNorms:
 
     def _differentiated(self, args: Any, kwargs: Any, result: Any, op: Callable[[], Op]) -> None:
         inputs = list(tensors_in(args[1] if len(args) > 1 else kwargs.get("inputs")))
-        values = _values(args[0] if args else kwargs.get("outputs"))
+        values = values_of(args[0] if args else kwargs.get("outputs"))
         for place, (given, made) in enumerate(zip(inputs, tensors_in(result), strict=False)):
             by_sample = made.dim() > 2 and made.shape[0] == values
             if by_sample and made.requires_grad and not isinstance(given, nn.Parameter):
                 self._known[made] = (op(), self._calls, place, tuple(made.shape))
 
 
-def _values(outputs: Any) -> int:
+def values_of(outputs: Any) -> int:
     """Return how many numbers of a function are differentiated; of a sum or mean, those that it is of."""
     tensors = list(tensors_in(outputs))
     if len(tensors) != 1 or tensors[0].numel() != 1:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Location
     from ...probes.gradient.penalties import PartialNorm
+    from ...probes.gradient.row_sums import RowSum
     from ...probes.gradient.surrogates import DeadTerm
     from ...probes.loss.axes import Crossed, FocalMean, OfOtherRows, Scattered
     from ...probes.loss.directions import Direction
@@ -121,6 +122,7 @@ class LossEvidence:
 
     ``written`` are the paths of the outputs and targets that the loss wrote to, ``dead`` the terms
     without a graph, ``focal`` the focal weights of a mean, ``norms`` the derivatives reduced in parts,
+    ``row_sums`` the second derivatives of all components at once,
     ``directions`` which way a loss that nobody declared pulls, ``idle`` the terms of a step that train nothing,
     ``fed`` whether a step gave the model its samples in one order, ``regrouped`` the two orders in which it takes
     inputs and targets, ``crossed`` the probabilities that meet
@@ -141,6 +143,7 @@ class LossEvidence:
     samples: int = 0
     logs: tuple[LogOf, ...] = ()
     norms: tuple[PartialNorm, ...] = ()
+    row_sums: tuple[RowSum, ...] = ()
     crossed: tuple[Crossed | Scattered | OfOtherRows, ...] = ()
     cosines: tuple[OtherAxis, ...] = ()
     undefined: tuple[Undefined, ...] = ()

@@ -13,6 +13,7 @@ from ... import sources
 from ...lean import dataclass
 from ...objects import trees
 from ...probes.gradient.penalties import PartialNorms, Turned, reflected
+from ...probes.gradient.row_sums import Apart, RowSums
 from ...probes.loss.consumption import LossWatch
 from ...probes.loss.directions import order_of
 from ...probes.loss.regrouping import Regroupings
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ...batches import Batch
     from ...findings import Location
     from ...probes.gradient.penalties import PartialNorm
+    from ...probes.gradient.row_sums import RowSum
     from ...probes.loss.terms import IdleTerm
     from ...probes.recorded.unread import Place
     from ...subject import Subject
@@ -60,6 +62,7 @@ class _StepWatch(LossWatch):
         targets = trees.tensors(batch.targets).values()
         inputs = [leaf for _, leaf in batch.input_leaves() if isinstance(leaf, Tensor)]
         self.norms = PartialNorms()
+        self.row_sums = RowSums(self)
         self.terms = Terms()
         self.regroupings = Regroupings(inputs, targets)
         self.between((), targets)
@@ -75,6 +78,7 @@ class _StepWatch(LossWatch):
         super().after(func, args, kwargs, result, token)
         name = name_of(func)
         self.norms.see(name, args, kwargs, result, lambda: self.op(name))
+        self.row_sums.see(name, args, kwargs, result)
         bare = name.rpartition(".")[2]
         self.terms.see(bare, args, kwargs, result, lambda: self.op(name))
         if not self.scopes:
@@ -124,6 +128,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             dead=tuple(watch.derivatives.found),
             logs=tuple(watch.logs),
             norms=tuple(watch.norms.found),
+            row_sums=tuple(watch.row_sums.found),
             idle=tuple(watch.terms.idle(model)),
             directions=watch.comparisons.directions(value),
             fed=len(watch.orders) == 1,
@@ -229,6 +234,30 @@ def penalised_in_parts(subject: Subject, found: PartialNorm) -> int | None:
     lower = any(value < none and not _near(value, none) for value in some if value is not None)
     bounded = _near(some[0], none) and not _near(some[-1], none)
     return over if lower or bounded else None
+
+
+_MIXED: Final = 1e-3
+"""Of the largest second derivative: far above what rounding leaves between one that is taken alone and among others."""
+
+
+def mixed_into(subject: Subject, found: RowSum) -> tuple[float, float] | None:
+    """Return by how much mixed derivatives change second derivatives by single components, and how large these are.
+
+    None where the mixed ones are zero, as those of a sum of functions of one component each.
+
+    Args:
+        subject: Has a train step.
+        found: As the step's evidence has it.
+    """
+    with subject.pristine(steps=True, train=True, seeded=True) as model:
+        made = subject.make_optimizer(model)
+        apart = Apart(found)
+        try:
+            with apart:
+                subject.train_step(model, made, subject.batch().clone())
+        except SubjectError:
+            return None
+    return (apart.off, apart.size) if apart.off > _MIXED * apart.size else None
 
 
 def _long(made: Tensor) -> Tensor:
