@@ -109,7 +109,8 @@ CHECKS: tuple[Check, ...] = (
         check(
             "averages-follow",
             "A moving average of the trained weights moves towards them in training steps.",
-            cost="shared with weights-update; 3 FBS if the model holds such an average, 1 for a module under two names",
+            cost="shared with weights-update; 3 FBS if the model holds such an average, 1 for a module under two names "
+            "and for norms whose weights alone move",
         ),
         check(
             "moving-average",

@@ -15,14 +15,14 @@ from ...lean import dataclass
 from ...loop.recorder import record
 from ...loop.replay import where_changed
 from ...objects import trees
-from ...probes.recorded.watch import storage_of
+from ...runs.training.dropped_statistics import dropped_statistics
 from ...runs.training.stale_copies import copies_of_trained
 from ...state import seed_everything
 from ...state.tensors import named_tensors
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 from .forgetful import kept_share
-from .own_memory import state_of_own_memory
+from .own_memory import in_one_memory, state_of_own_memory
 from .pulled_back import pulled_back
 
 if TYPE_CHECKING:
@@ -81,13 +81,16 @@ def averages_follow(subject: Subject) -> Iterator[Finding]:
     be a trained parameter's own memory, and neither may an entry of the optimizer's state.
     Where the model holds one module under two names, a step is taken with a copy under the second one. If it
     writes to one of the two what no gradient asks for, it takes them for two, and must not find one.
+    Where copies of the model train in a step and its weights follow them, its running statistics must follow too.
     """
-    if within := _in_one_memory(subject.model):
+    if within := in_one_memory(subject.model):
         yield explain.one_memory(subject, within)
     elif aliased := state_of_own_memory(subject):
         yield explain.own_memory(subject, aliased)
     elif subject.contract.train_step is not None and (same := _taken_for_two(subject)) is not None:
         yield explain.one_for_two(subject, *same)
+    elif (dropped := dropped_statistics(subject)) is not None:
+        yield explain.dropped(subject, dropped)
     else:
         yield from _of_copies(subject)
 
@@ -158,19 +161,6 @@ def _not_averaged(
     shares = {p.name: share for p in followed if (share := kept_share(p.states)) is not None}
     alike = bool(shares) and shares.keys() == moved.keys()
     return explain.forgets(subject, shares, pairs) if alike else None
-
-
-def _in_one_memory(model: nn.Module) -> dict[str, str]:
-    """Return the buffers that are views of the whole of a trained parameter, each with its parameter."""
-    trained = {storage_of(p): name for name, p in model.named_parameters() if p.requires_grad}
-    sizes = {name: p.shape for name, p in model.named_parameters()}
-    return {
-        name: other
-        for name, buffer in model.named_buffers()
-        if (place := storage_of(buffer)) is not None
-        and (other := trained.get(place)) is not None
-        and buffer.shape == sizes[other]
-    }
 
 
 def _taken_for_two(subject: Subject) -> tuple[str, str, str] | None:

@@ -1,4 +1,4 @@
-"""State of an optimizer that is the memory of its parameter."""
+"""Buffers, and state of an optimizer, that are the memory of a parameter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...probes.recorded.watch import storage_of
 from ...runs.training.steps import trajectory
 from ...state import seed_everything
 from ...subject.errors import SubjectError
@@ -14,7 +15,22 @@ from ...subject.gradients import clear_gradients
 from ...subject.optimizers import aliases, optimizers_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ...subject import Subject
+
+
+def in_one_memory(model: nn.Module) -> dict[str, str]:
+    """Return the buffers that are views of the whole of a trained parameter, each with its parameter."""
+    trained = {storage_of(p): name for name, p in model.named_parameters() if p.requires_grad}
+    sizes = {name: p.shape for name, p in model.named_parameters()}
+    return {
+        name: other
+        for name, buffer in model.named_buffers()
+        if (place := storage_of(buffer)) is not None
+        and (other := trained.get(place)) is not None
+        and buffer.shape == sizes[other]
+    }
 
 
 def state_of_own_memory(subject: Subject) -> dict[str, str]:

@@ -291,7 +291,7 @@ class _Norms(Observer):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run one call."""
-        given = _given_to_norm(func, args, kwargs)
+        given = given_to_norm(func, args, kwargs)
         if (mean := given.get("running_mean")) is not None and not mean.is_meta:
             both = torch.stack([mean.detach(), given["running_var"].detach()])
             self.calls.append((both, bool(given.get("training"))))
@@ -352,12 +352,12 @@ class Quiet(Observer):
         if name == "scaled_dot_product_attention":
             kwargs = {**kwargs, "dropout_p": 0.0}
             args = args[:4]
-        elif (given := _given_to_norm(func, args, kwargs)).get("running_mean") is not None:
+        elif (given := given_to_norm(func, args, kwargs)).get("running_mean") is not None:
             return func(**{**given, "training": False})
         return func(*args, **kwargs)
 
 
-def _given_to_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def given_to_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of ``F.batch_norm`` by name; nothing of another call."""
     if (getattr(func, "__module__", ""), getattr(func, "__name__", "")) != _NORM:
         return {}
