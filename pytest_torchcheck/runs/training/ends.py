@@ -60,7 +60,7 @@ def named(batch: Batch, spelled: bool) -> dict[str, Tensor] | None:
     None where there are no flags of a shape with one or two dimensions beside numbers of that shape.
     """
     leaves = {p: t for p, t in batch.tensors().items() if trees.computable(t) and _time(t)}
-    flags = {p: t for p, t in leaves.items() if _flags(t) and (spelled or is_ends(key_of(p)))}
+    flags = {p: t for p, t in leaves.items() if (spelled or is_ends(key_of(p))) and _flags(t)}
     shapes = {t.shape for t in flags.values()}
     numbers = {
         p: t

@@ -48,6 +48,7 @@ def told(
     model=ActorCritic,
     columns_first=False,
     names=True,
+    flat=False,
     **more,
 ):
     """Train on what is computed of rewards, flags, values and the last values; return the finding of the check."""
@@ -77,6 +78,8 @@ def told(
     if dones is None:
         dones = torch.zeros(STEPS, COLUMNS)
         dones[4, 0] = dones[2, 1] = dones[7, 1] = 1
+    if flat:
+        states, actions, rewards, dones = states[:, 1], actions[:, 1], rewards[:, 1], dones[:, 1]
     if columns_first:
         states, actions, rewards, dones = (
             t.movedim(1, 0) for t in (states, actions, rewards, dones)
@@ -276,3 +279,49 @@ def test_flags_that_are_bool():
 
     assert told(masked, dones=dones).status == "passed"
     assert told(sum_to_the_end, dones=dones).code == "reward-across-end"
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_one_column_without_a_dimension(names):
+    assert told(plain, flat=True, names=names).status == "passed"
+    assert told(resets_in_a_loop, flat=True, names=names).status == "passed"
+    assert told(not_reset, flat=True, names=names).code == "reward-across-end"
+    assert told(flag_of_the_next, flat=True, names=names).code == "reward-across-end"
+
+
+def test_single_transitions_that_are_averaged():
+    def averaged(rewards, dones, values, last):
+        following = torch.cat([values[1:], last[None]])
+        return rewards - rewards.mean() + GAMMA * (1 - dones) * following
+
+    assert told(averaged, flat=True).status == "passed"
+
+
+def test_steps_that_begin_an_episode_may_be_left_out():
+    """Of a step that only resets the environment, nothing is learned; its flag is that of the step before it."""
+
+    def without_resets(rewards, dones, values, last):
+        return flags_of_first_steps(rewards, dones, values, last) * (1 - dones)
+
+    assert told(without_resets).status == "passed"
+
+
+def test_rewards_of_curiosity_may_run_through_ends():
+    def train_step(model, optimizer, inputs, targets):
+        intrinsic_rewards, dones = targets
+        wanted = intrinsic_rewards.flip(0).cumsum(0).flip(0) + 0 * dones
+        loss = F.mse_loss(model(inputs[0])[1], wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    dones = torch.zeros(STEPS, COLUMNS)
+    dones[4] = 1
+    contract = Contract(
+        model=ActorCritic, train_step=train_step, batch_dim=None,
+        batch=((torch.randn(STEPS, COLUMNS, 5),), (torch.randn(STEPS, COLUMNS), dones)),
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.01),
+    )  # fmt: skip
+    codes = [finding.code for finding in contract.check(["step-losses"]).findings]
+    assert "reward-across-end" not in codes
