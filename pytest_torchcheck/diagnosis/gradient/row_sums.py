@@ -38,8 +38,8 @@ def mixed_into(found: RowSum, off: float, size: float) -> Finding:
             Culprit("call", found.used.name, "takes it for unmixed second derivatives", used),
         ],
         location=place,
-        observed=f"column k of the result is off by up to {off:.3g} from the derivative of component k by input k alone "
-        f"(the largest is {size:.3g})",
+        observed=f"column k of the result is off by up to {off:.3g} from the derivative of component k by "
+        f"input k alone (the largest is {size:.3g})",
         cause="autograd.grad with the same weight for all components adds their derivatives: column k is the sum of "
         "d2u / dx_i dx_k over all i, not d2u / dx_k dx_k",
         because="component by component, the other columns are not zero; "

@@ -21,7 +21,10 @@ def across_end(found: AcrossEnd) -> Finding:
     culprits = [Culprit("tensor", name, "holds rewards of two episodes", found.location)]
     culprits.append(Culprit("tensor", found.ends, "does not cut between them", found.read))
     read = on_line(found.read)
-    why = f"when the last flag is turned, the last step's own number changes: a flag of {found.ends} is that of its own step"
+    why = (
+        "when the last flag is turned, the last step's own number changes: "
+        f"a flag of {found.ends} is that of its own step"
+    )
     if found.way == "shifted":
         cause = f"step t is cut by the flag of step t + 1{read}, so that an end lets the next episode through"
         fix = f"cut step t by {found.ends} of step t{read}"

@@ -53,14 +53,14 @@ def dropped(subject: Subject, found: DroppedStatistics) -> Finding:
     written = where_changed(subject, weight)
     place = (_walks_parameters(subject, written) if written is not None else None) or written
     buffers = [f"{name}.running_mean" for name in found.norms]
-    worse = ""
+    keep, worse = "keeps its" if len(buffers) == 1 else "keep their", ""
     if found.losses is not None:
         kept, own = found.losses
         worse = f", and the loss is {kept:.4g} in place of {own:.4g}"
     made = violated if subject.contract.loss is not None else suspicious
     return made(
         "average-statistics",
-        f"{names_text(buffers)} {'keeps its' if len(buffers) == 1 else 'keep their'} initial values, while each step moves {weight}",
+        f"{names_text(buffers)} {keep} initial values, while each step moves {weight}",
         culprits=[
             Culprit("buffer", name, "does not follow the copies' statistics", place)
             for name in buffers
@@ -68,9 +68,10 @@ def dropped(subject: Subject, found: DroppedStatistics) -> Finding:
         location=place,
         observed=f"copies of {counted(len(found.norms), 'norm')} are called {counted(found.calls, 'time')} in training "
         "mode in a step and are gone after it; the model's own are not called",
-        cause="the model takes over the parameters of the copies; running statistics are buffers, and are lost with them",
-        because=f"after 3 steps, outputs in evaluation mode are off by {found.apart:.1%} of the largest from those with "
-        f"the batch's own statistics{worse}",
+        cause="the model takes over the parameters of the copies; running statistics are buffers, and are lost "
+        "with them",
+        because=f"after 3 steps, outputs in evaluation mode are off by {found.apart:.1%} of the largest from "
+        f"those with the batch's own statistics{worse}",
         fix=f"take over the buffers of the copies too{on_line(place)}: average state_dict() in place of parameters(), "
         "or gather the statistics anew after each round (torch.optim.swa_utils.update_bn)",
         evidence={"norms": list(found.norms), "apart": found.apart},

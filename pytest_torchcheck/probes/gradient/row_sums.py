@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ...findings import Location
     from ..recorded.watch import Op, Watch
 
-_PICKS: Final = frozenset(("sum", "getitem", "__getitem__", "select", "unbind", "split", "chunk", "narrow"))  # fmt: skip
+_PICKS: Final = frozenset(
+    ("sum", "getitem", "__getitem__", "select", "unbind", "split", "chunk", "narrow")
+)
 """What takes the columns of a tensor one by one, or adds them up."""
 _VIEWS: Final = frozenset(("reshape", "view", "flatten", "squeeze", "unsqueeze", "contiguous"))
 _COLUMNS: Final = 4

@@ -1,4 +1,4 @@
-"""Statistics of batches that copies of a model gather while they train its weights, and that are gone after the step."""
+"""Statistics that copies of a model gather while they train its weights, and that are gone after the step."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def dropped_statistics(subject: Subject) -> DroppedStatistics | None:
     """Return the norms whose weights a step takes from copies in training mode, and whose statistics it does not.
 
     The copies begin with the model's own weights and statistics, and are gone after the step; the model itself is not
-    called in it. None where the step uses a norm of the model, or its weight, in whichever mode, where weights stay, and
-    where evaluation is nearly the same with the batch's own statistics.
+    called in it. None where the step uses a norm of the model, or its weight, in whichever mode,
+    where weights stay, and where evaluation is nearly the same with the batch's own statistics.
 
     Cost: nothing unless the steps that were taken anyway move the weight of a norm and not its statistics; else a
         step, and three more where copies are called.
