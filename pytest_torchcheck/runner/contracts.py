@@ -11,6 +11,7 @@ from ..catalogue import catalogue
 from ..declared.limits import DEVICE_TYPES, DeclarationError
 from ..findings import Finding, Report
 from ..heard import say_again
+from ..state import randomness_kept, repeatable, settings_kept
 from ..text.wording import unknown
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def run_contract(
 
 def _run(runner: Runner, chosen: Sequence[Case]) -> Iterator[Finding]:
     """Run cases, and tell those whose device is not there."""
-    with compiler.unloaded():  # once, not for each case
+    with settings_kept(), randomness_kept(), compiler.unloaded():  # once, not for each case
+        repeatable()
         for case in chosen:
             if case.device.startswith("cuda") and not torch.cuda.is_available():
                 yield no_device(case, runner.contract)

@@ -118,7 +118,7 @@ class Runner:
         start, worked, seconds = time.perf_counter(), time.thread_time(), 0.0
         try:
             with (
-                isolated(),
+                isolated(seeds=True),
                 compiler.unloaded(),
                 warnings.catch_warnings(),
                 deadline.allowed(self.explain_seconds),

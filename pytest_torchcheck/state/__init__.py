@@ -20,5 +20,6 @@ from .settings import filled_memory as filled_memory
 from .settings import flags_settable as flags_settable
 from .settings import repeatable as repeatable
 from .settings import rounded as rounded
+from .settings import settings_kept as settings_kept
 from .tensors import is_lazy as is_lazy
 from .tensors import saved_state as saved_state

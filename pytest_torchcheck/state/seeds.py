@@ -101,6 +101,7 @@ def _seeded(generator: Any, seed: int) -> Any:
 _RECOMPILED = 128  # times that a compiled model may be compiled anew
 _BETWEEN = 2**31 + 271828  # a seed that no run has
 _isolated = 0  # blocks that are open
+_kept = 0  # those that put random states back
 
 
 @contextlib.contextmanager
@@ -121,7 +122,7 @@ def isolated(*, seeds: bool = False) -> Iterator[None]:
     """
     global _isolated
     outermost = contextlib.nullcontext() if _isolated else _undisturbed()
-    with settings_kept(), _reseeded() if seeds and _isolated else randomness_kept(), outermost:
+    with settings_kept(), _reseeded() if seeds and _kept else randomness_kept(), outermost:
         _isolated += 1
         try:
             yield
@@ -135,7 +136,7 @@ def _undisturbed() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
+        torch.set_grad_enabled(True)  # settings_kept() puts it back
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
@@ -157,6 +158,7 @@ def _reseeded() -> Iterator[None]:
 @contextlib.contextmanager
 def randomness_kept() -> Iterator[None]:
     """Put back the random states of torch, numpy and random on every way out."""
+    global _kept
     rng, cuda = torch.get_rng_state(), None
     if torch.cuda.is_initialized():
         with device_loss_told():
@@ -164,9 +166,11 @@ def randomness_kept() -> Iterator[None]:
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy is not None else None
+    _kept += 1
     try:
         yield
     finally:
+        _kept -= 1
         torch.set_rng_state(rng)
         if cuda is not None:
             with device_loss_told():

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch.utils.deterministic
-
-from ..lean import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,38 +30,64 @@ def flags_settable() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
     """Put torch's global settings back afterwards."""
-    dtype = torch.get_default_dtype()
-    device = torch.get_default_device()
-    grad = torch.is_grad_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cudnn
-    flags = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic)
-    rounding = Precision.now()
-    anomaly = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
-    threads = torch.get_num_threads()
+    before = _Settings.now()
     try:
         with warnings.catch_warnings():
             yield
     finally:
-        if torch.get_default_dtype() != dtype:
-            torch.set_default_dtype(dtype)
-        if torch.get_default_device() != device:
-            torch.set_default_device(None if device.type == "cpu" else device)
-        torch.set_grad_enabled(grad)
-        if (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ) != (deterministic, warn_only):
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        if (cudnn.enabled, cudnn.benchmark, cudnn.deterministic) != flags:
+        if (now := _Settings.now()) != before:
+            before.put_back(now)
+
+
+class _Settings(NamedTuple):
+    """What is set for the whole process, or for this thread."""
+
+    dtype: torch.dtype
+    device: torch.device | None  # None without any mode, where none can be set
+    grad: bool
+    deterministic: tuple[bool, bool]
+    cudnn: tuple[bool, bool, bool]
+    rounding: Precision
+    anomaly: tuple[bool, bool]
+    threads: int
+
+    @classmethod
+    def now(cls) -> _Settings:
+        """Return what is set."""
+        # read around every run: torch's own getters, without the modules of torch.backends before them
+        c = torch._C
+        return cls(
+            torch.get_default_dtype(),
+            torch.get_default_device() if c._len_torch_function_stack() else None,
+            torch.is_grad_enabled(),
+            (c._get_deterministic_algorithms(), c._get_deterministic_algorithms_warn_only()),
+            (c._get_cudnn_enabled(), c._get_cudnn_benchmark(), c._get_cudnn_deterministic()),
+            Precision.now(),
+            (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            torch.get_num_threads(),
+        )
+
+    def put_back(self, now: _Settings) -> None:
+        """Set again whatever is set otherwise."""
+        if now.dtype != self.dtype:
+            torch.set_default_dtype(self.dtype)
+        if now.device != self.device:
+            plain = self.device is None or self.device.type == "cpu"
+            torch.set_default_device(None if plain else self.device)
+        torch.set_grad_enabled(self.grad)
+        if now.deterministic != self.deterministic:
+            enabled, warn_only = self.deterministic
+            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        if now.cudnn != self.cudnn:
+            cudnn = torch.backends.cudnn
             with flags_settable():
-                cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
-        rounding.put_back()
-        if (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) != anomaly:
-            torch.autograd.set_detect_anomaly(*anomaly)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+                cudnn.enabled, cudnn.benchmark, cudnn.deterministic = self.cudnn
+        if now.rounding != self.rounding:
+            self.rounding.put_back()
+        if now.anomaly != self.anomaly:
+            torch.autograd.set_detect_anomaly(*self.anomaly)
+        if now.threads != self.threads:
+            torch.set_num_threads(self.threads)
 
 
 def repeatable() -> None:
@@ -72,8 +96,8 @@ def repeatable() -> None:
     Products are rounded as float32 is: cuDNN allows TF32 by default, with which two runs that are to be equal
     differ by a thousandth.
     """
-    cudnn = torch.backends.cudnn
-    if (cudnn.benchmark, cudnn.deterministic) != (False, True):
+    if (torch._C._get_cudnn_benchmark(), torch._C._get_cudnn_deterministic()) != (False, True):
+        cudnn = torch.backends.cudnn
         with flags_settable():
             cudnn.benchmark, cudnn.deterministic = False, True
     if torch.backends.cuda.is_built():
@@ -93,8 +117,14 @@ def rounded(*, tf32: bool) -> None:
             part.fp32_precision = "tf32" if tf32 else "ieee"
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
+_ROUNDED: Final = (
+    ("generic", "all"), ("cuda", "all"), ("mkldnn", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
+    ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
+)  # fmt: skip
+"""What has a setting of its own, the general ones first: theirs are those of parts without."""
+
+
+class Precision(NamedTuple):
     """How products in float32 may be rounded, as torch's old and new settings have it.
 
     The old ones (``allow_tf32``, ``set_float32_matmul_precision``) and the new ones
@@ -120,8 +150,9 @@ class Precision:
         with contextlib.suppress(RuntimeError):
             matmul = torch.get_float32_matmul_precision()
         with contextlib.suppress(RuntimeError):
-            cudnn = torch.backends.cudnn.allow_tf32
-        return cls(tuple(part.fp32_precision for part in _rounded_parts()), matmul, cudnn)
+            cudnn = torch._C._get_cudnn_allow_tf32()
+        read = torch._C._get_fp32_precision_getter
+        return cls(tuple([read(*part) for part in _ROUNDED]), matmul, cudnn)
 
     def put_back(self) -> None:
         """Set it again where something else is set: the old settings first, since they write the new ones too."""
@@ -133,9 +164,9 @@ class Precision:
                 torch.set_float32_matmul_precision(self.matmul)
             if self.cudnn is not None and now.cudnn != self.cudnn:
                 torch.backends.cudnn.allow_tf32 = self.cudnn
-            for part, value in zip(_rounded_parts(), self.new, strict=True):
-                if part.fp32_precision != value:
-                    part.fp32_precision = value
+            for part, value in zip(_ROUNDED, self.new, strict=True):
+                if torch._C._get_fp32_precision_getter(*part) != value:
+                    torch._C._set_fp32_precision_setter(*part, value)
 
 
 @functools.cache
@@ -144,17 +175,6 @@ def _warned_of_old_settings() -> None:
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
         warnings.simplefilter("ignore")
         _ = torch.backends.cuda.matmul.allow_tf32
-
-
-@functools.cache
-def _rounded_parts() -> tuple[Any, ...]:
-    """Return what has a setting of its own, the general ones first: theirs are those of parts without."""
-    backends: Any = torch.backends
-    cudnn, mkldnn = backends.cudnn, backends.mkldnn
-    return (
-        backends, cudnn, mkldnn, backends.cuda.matmul, cudnn.conv, cudnn.rnn,
-        mkldnn.matmul, mkldnn.conv, mkldnn.rnn,
-    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -14,8 +14,7 @@ from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...record.tracing import find_line, line_of
 from ...runs.facts import settings
-from ...state import seed_everything
-from ...state.settings import settings_kept
+from ...state import seed_everything, settings_kept
 from ...verdicts import suspicious, violated
 from .samples import forward_line
 
