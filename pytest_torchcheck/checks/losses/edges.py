@@ -62,7 +62,12 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
     refused: list[LossOfOutput] = []
     axis = subject.contract.batch_dim or 0
     doubt, comparing = None, False
-    for what, case, status in (*_alone(subject, loss), *_one_class(subject, loss)):
+    ignored = _ignored(subject, loss)
+    alone = _alone(subject, loss, ignored, finite=base.plain is not None)
+    for what, case, status in (*alone, *_one_class(subject, loss, ignored)):
+        if case is None:
+            tried += 1
+            continue
         single = case.samples(axis) != loss.samples(axis)
         try:
             found = case.slopes()
@@ -161,8 +166,13 @@ def _class_axis(target: torch.Tensor, output: torch.Tensor) -> int | None:
     return fits[0] if len(fits) == 1 else None
 
 
-def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
-    """Yield each sample alone; a batch of one that is not declared only makes a loss suspicious."""
+def _alone(
+    subject: Subject, loss: LossOfOutput, ignored: set[int], *, finite: bool
+) -> Iterator[tuple[str, LossOfOutput | None, Status]]:
+    """Yield each sample alone; a batch of one that is not declared only makes a loss suspicious.
+
+    None in its place need not be tried: of a criterion and nothing else each term is finite where all are.
+    """
     axis, symbol = subject.contract.batch_dim, subject.source.leading_symbol
     size = 0 if axis is None or symbol is None else loss.samples(axis)
     if axis is None or symbol is None or size < 2 or loss.batch.sizes.get(symbol) != size:
@@ -171,7 +181,6 @@ def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOu
         return  # a square batch: which axis holds the samples cannot be told
     span = subject.source.symbols[symbol]
     status: Status = "violated" if span.declared and span.low <= 1 else "suspicious"
-    ignored = _ignored(subject, loss)
     axes = subject.source.axes(symbol)
     labels = [
         target.movedim(axes[path], 0).flatten(1) if target.dim() > 1 else target[:, None]
@@ -183,7 +192,9 @@ def _alone(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOu
             all(int(v) < 0 or int(v) in ignored for v in row[sample].unique()) for row in labels
         ):
             continue  # nothing of it counts: torch's own mean over nothing is NaN
-        yield f"sample {sample} alone", loss.cut(torch.tensor([sample]), axis), status
+        known = finite and status == "suspicious"
+        case = None if known else loss.cut(torch.tensor([sample]), axis)
+        yield f"sample {sample} alone", case, status
 
 
 def _further(labels: list[torch.Tensor]) -> Iterator[int]:
@@ -255,9 +266,10 @@ def _ignored(subject: Subject, loss: LossOfOutput) -> set[int]:
     return {int(value) for value in declared | given if value is not None}
 
 
-def _one_class(subject: Subject, loss: LossOfOutput) -> Iterator[tuple[str, LossOfOutput, Status]]:
+def _one_class(
+    subject: Subject, loss: LossOfOutput, ignored: set[int]
+) -> Iterator[tuple[str, LossOfOutput, Status]]:
     """Yield batches whose targets are all of one class; of a spec any of these may be drawn."""
-    ignored = _ignored(subject, loss)
     for path, target in loss.targets().items():
         spec = subject.source.specs.get(path)
         if target.is_floating_point() or target.is_complex() or not target.numel():

@@ -21,6 +21,7 @@ from ...state import seed_everything
 from ...subject.errors import SubjectError
 from ...text.printable import message_of
 from ...verdicts import inconclusive, not_applicable, passed
+from .targets import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,8 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
     if isinstance(subject.contract.loss, str):
         yield not_applicable("the model computes its own loss")
         return
-    moved = sorting_loss(subject)
+    plain = is_plain(subject)
+    moved = None if plain else sorting_loss(subject)
     if moved is not None and (apart := explain.sorted_apart(subject, moved)) is not None:
         yield apart
         return
@@ -59,7 +61,11 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
         tensor.requires_grad_(True)
 
     try:
-        seen = _seen(subject, output, batch, leaves, fitting, by_place=moved is not None)
+        seen = (
+            {}
+            if plain
+            else _seen(subject, output, batch, leaves, fitting, by_place=moved is not None)
+        )
     except (SubjectError, RuntimeError) as error:
         message = message_of(error).splitlines()[0]
         yield inconclusive(f"the loss raises with another target: {message:.80}")
@@ -72,6 +78,11 @@ def target_alignment(subject: Subject) -> Iterator[Finding]:
         if found is not None:
             yield explain.tied(subject, found, name)
             return
+    if plain:
+        yield passed(
+            "one of torch's criteria, and nothing else, compares targets with their own outputs"
+        )
+        return
     told = [f"{n} targets, changed one by one, affect {how}" for how, n in seen.items() if n]
     if told:
         yield passed("; ".join(told))

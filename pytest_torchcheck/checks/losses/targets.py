@@ -73,6 +73,22 @@ def base_slopes(subject: Subject, loss: LossOfOutput) -> Slopes | None:
     return found
 
 
+def repeats(loss: LossOfOutput, base: Slopes) -> bool:
+    """Say whether the loss is the same number when it is called again; one of torch's criteria alone always is."""
+    again = base if base.plain is not None else loss.slopes()
+    return again is not None and again.value == base.value
+
+
+def is_plain(subject: Subject) -> bool:
+    """Say whether the declared loss is one of torch's criteria and nothing else."""
+    try:
+        loss = loss_of_output(subject)
+        base = None if isinstance(loss, str) else base_slopes(subject, loss)
+    except SubjectError:
+        return False  # other checks explain it
+    return base is not None and base.plain is not None
+
+
 def target_ownership(subject: Subject) -> Iterator[Finding]:
     """Change the targets of one sample at a time, and see whose outputs get another gradient."""
     if not isinstance(subject.contract.loss, str) and not targets_of(subject.batch()):
@@ -95,8 +111,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
         yield not_applicable("the outputs do not have one entry for each of at least two samples")
         return
     base = base_slopes(subject, loss)
-    again = loss.slopes()
-    if base is None or again is None or not base.finite or base.value != again.value:
+    if base is None or not base.finite or not repeats(loss, base):
         yield inconclusive("the loss has no finite gradient that repeats with the same seed")
         return
     if (suited := one_for_all(loss, base, _classes(subject, loss))) is not None:
@@ -106,7 +121,7 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     findings, seen, beyond = _pulled(subject, loss, base, axes, size)
     elsewhere = all(finding.code == "target-of-another-sample" for finding in findings)
     whole = size < 3 or not loss.targets().keys() <= axes.keys()  # what else may move is not known
-    paired = whole or not elsewhere or not is_unpaired(loss, base, axes)
+    paired = whole or not elsewhere or bool(base.plain) or not is_unpaired(loss, base, axes)
     if findings and paired:
         yield from findings
     elif seen and paired:

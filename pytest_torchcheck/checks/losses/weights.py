@@ -8,10 +8,10 @@ import torch
 
 from ...codes import loss as explain
 from ...probes.loss.places import by_place
-from ...probes.loss.weights import Reductions, crowding, is_separate, reductions
+from ...probes.loss.weights import crowding, is_separate, reductions
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
-from .targets import loss_of_output
+from .targets import base_slopes, loss_of_output, repeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,10 +46,12 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
     if axis is None or symbol is None or where is None:
         yield not_applicable("the outputs do not have one entry for each sample")
         return
-    base, again = loss.slopes(), loss.slopes()
-    repeats = base is not None and again is not None and base.value == again.value
-    if base is None or not repeats or not base.finite or not base.by_output:
+    base = base_slopes(subject, loss)
+    if base is None or not base.finite or not base.by_output or not repeats(loss, base):
         yield inconclusive("the loss has no finite gradient that repeats with the same seed")
+        return
+    if base.plain is not None and axis == 0:
+        yield passed(_told("summed" if base.plain.summed else "averaged", 0))
         return
     few, count = loss.cut(torch.arange(min(size, _SAMPLES)), where), min(size, _SAMPLES)
     try:
@@ -80,7 +82,8 @@ def loss_weights(subject: Subject) -> Iterator[Finding]:
     if found is None and not tried:
         yield not_applicable("the loss relates samples to each other, and there is no mask")
         return
-    yield passed(_told(found, tried))
+    kind = None if found is None else "averaged" if found.averaged else "summed"
+    yield passed(_told(kind, tried))
 
 
 def _axes(subject: Subject, loss: LossOfOutput, size: int) -> dict[str, int] | None:
@@ -100,11 +103,10 @@ def _axes(subject: Subject, loss: LossOfOutput, size: int) -> dict[str, int] | N
         return None  # batch-sizes judges it
 
 
-def _told(found: Reductions | None, tried: int) -> str:
+def _told(kind: str | None, tried: int) -> str:
     """Say what was seen of a sound loss."""
     said = []
-    if found is not None:
-        kind = "averaged" if found.averaged else "summed"
+    if kind is not None:
         said.append(f"every term is {kind} over the samples, in batches of up to five copies")
     if tried:
         said.append(f"no element counts for more when another one does ({tried} tried)")

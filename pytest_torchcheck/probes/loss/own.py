@@ -164,8 +164,8 @@ class OwnLoss(LossOfOutput):
                 return True
         return not read
 
-    def run(self, batch: Batch | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Call the model; return its loss with the leaves that the slopes are by, by path.
+    def _run(self, batch: Batch | None) -> tuple[torch.Tensor, dict[str, torch.Tensor], Batch]:
+        """Call the model; return its loss with the leaves that the slopes are by, by path, and what it was given.
 
         Raises:
             SubjectError: The model raised, or it returned no loss.
@@ -214,7 +214,7 @@ class OwnLoss(LossOfOutput):
                 with torch.enable_grad():
                     output = self._subject.call(model, given)
                     loss = self._subject.compute_loss(output, given)
-                    return loss, self._scored(output, loss) or leaves
+                    return loss, self._scored(output, loss) or leaves, given
 
     def _scored(self, output: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the output through which alone a loss reaches leaves, by its path; empty where there is none."""

@@ -44,6 +44,9 @@ def pulls_of(
         out: Where they stand in what the slopes are by.
         size: How many samples there are.
     """
+    if base.plain is not None and axis == out == 0:
+        samples = base.plain.counts(target)[:SAMPLES].nonzero().flatten().tolist()
+        return {sample: torch.eye(size)[sample] for sample in samples}
     found: Pulls = {}
     still = []
     for sample in range(min(size, SAMPLES)):

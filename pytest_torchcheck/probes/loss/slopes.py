@@ -17,6 +17,7 @@ from ...subject.errors import SubjectError
 from ..recorded.watch import name_of
 from .arguments import targets_of, with_target
 from .consumption import SQUASHING
+from .plain import Plain, plain_criterion
 from .terms import leaves_of
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ class Slopes:
         by_output: Its gradient by each floating output, by path; outputs that it does not use are
             absent.
         last: Name of the autograd node that made the loss, such as ``NllLossBackward0``.
+        plain: The criterion that the loss is, where it is one of torch's and nothing else.
     """
 
     value: float
     by_output: dict[str, torch.Tensor]
     last: str
+    plain: Plain | None = None
 
     @property
     def finite(self) -> bool:
@@ -176,6 +179,10 @@ class LossOfOutput:
         Raises:
             SubjectError: The loss raised.
         """
+        return self._run(batch)[:2]
+
+    def _run(self, batch: Batch | None) -> tuple[torch.Tensor, dict[str, torch.Tensor], Batch]:
+        """Call the loss on fresh leaves; return it with the leaves by path, and what else it was given."""
         leaves = {p: trees.dense(t).detach().requires_grad_(True) for p, t in self.outputs.items()}
         others = {id(t): leaves[p] for p, t in self.outputs.items()}
         # a loss may write to its targets
@@ -183,7 +190,7 @@ class LossOfOutput:
         output = trees.substitute(self._output, others)
         seed_everything(self._subject.seed)
         with torch.enable_grad():
-            return self._subject.compute_loss(output, given), leaves
+            return self._subject.compute_loss(output, given), leaves, given
 
     def slopes(self, batch: Batch | None = None) -> Slopes | None:
         """Return the loss and its gradients; None where it is no scalar with a graph.
@@ -191,9 +198,10 @@ class LossOfOutput:
         Raises:
             SubjectError: The loss raised.
         """
-        loss, leaves = self.run(batch)
+        loss, leaves, given = self._run(batch)
         if not loss.requires_grad or loss.dim():
             return None
+        plain = plain_criterion(loss, leaves, targets_of(given))  # before the graph is gone
         with self._subject.phase("backward", self.batch):
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         return Slopes(
@@ -202,6 +210,7 @@ class LossOfOutput:
                 p: trees.dense(g) for p, g in zip(leaves, found, strict=True) if g is not None
             },
             last=loss.grad_fn.name() if loss.grad_fn is not None else "",
+            plain=plain,
         )
 
     def reaches_weights(self) -> bool:
