@@ -255,31 +255,33 @@ def _by_adam(
     before = len(losses)
     if batch is not None and rate is not None:
         optimizers, before = list(_optimizers(model, rate, _QUICK)), before - 1
-        for optimizer in optimizers:
-            optimizer.step()
     batch = small_batch(subject) if batch is None else batch
     _without_dropout(model)
     limit = before + max(1, int(budget.left - keep))
     while budget.left >= 1 + keep and budget.take():
+        for optimizer in optimizers:
+            optimizer.step()
         seed_everything(subject.seed)
         clear_gradients(model)
+        given = batch.clone()
         try:
-            _, loss = subject.passes(model, batch.clone())
+            loss = subject.compute_loss(subject.call(model, given), given)
+            why = _over([*losses, now := float(loss.detach().sum())], goal, floor, limit)
+            if rate is None or not why:  # what ends the run needs no gradient
+                with subject.phase("backward", given):
+                    loss.backward()
         except SubjectError as error:
             if not losses:
                 raise
             raise _provoked(error, rate or 0.0, len(losses)) from error
-        now = float(loss.detach())
         if rate is None:
             rate = _first_rate(now, floor, steepness(model)) / 2  # Adam begins anew: gently
         optimizers = optimizers or list(_optimizers(model, rate))
         for optimizer in optimizers:
             follow(optimizer, losses[before:], now, floor)
         losses.append(now)
-        if why := _over(losses, goal, floor, limit):
+        if why:
             return rate, why
-        for optimizer in optimizers:
-            optimizer.step()
     return rate or 0.0, "budget"
 
 
