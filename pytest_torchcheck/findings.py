@@ -173,9 +173,10 @@ class Finding:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {self.status!r}")
-        for name in _TEXTS:
-            if (text := printable(given := getattr(self, name))) is not given:
-                object.__setattr__(self, name, text)
+        texts = [getattr(self, name) for name in _TEXTS]
+        if printable(whole := "\n".join(texts)) is not whole:
+            for name, text in zip(_TEXTS, texts, strict=True):
+                object.__setattr__(self, name, printable(text))
         if (evidence := printable_data(self.evidence)) is not self.evidence:
             object.__setattr__(self, "evidence", evidence)
         if (place := self.location) is not None and (shown := place.printable()) is not place:

@@ -351,13 +351,15 @@ class Subject(PristineModel):
         Raises:
             UnmeasurableError: One of them is on the meta device, and the model does not run without it.
         """
-        held = (*self.model.named_parameters(), *self.model.named_buffers())
-        name = next((name for name, tensor in held if tensor.is_meta), None)
-        if name is not None and "lacks-values" not in self.cache:
-            with contextlib.suppress(SubjectError):
-                made = trees.tensors(self.forward()).values()
-                self.cache["lacks-values"] = any(tensor.is_meta for tensor in made)
-        if name is not None and self.cache.setdefault("lacks-values", True):
+        if "lacks-values" not in self.cache:
+            held = (*self.model.named_parameters(), *self.model.named_buffers())
+            name = next((name for name, tensor in held if tensor.is_meta), None)
+            if name is not None:
+                with contextlib.suppress(SubjectError):
+                    made = trees.tensors(self.forward()).values()
+                    name = name if any(tensor.is_meta for tensor in made) else None
+            self.cache["lacks-values"] = name
+        if (name := self.cache["lacks-values"]) is not None:
             reason = f"{name} is on the meta device, which holds no values, and the model does not run without it"
             raise UnmeasurableError(reason, NO_VALUES)
 

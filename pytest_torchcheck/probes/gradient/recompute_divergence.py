@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -45,8 +46,8 @@ def watch_checkpointing(
         preserve: Restore the random state in each recomputation, whatever the call says of it.
     """
     seen = Checkpointing()
-    name, generator = _non_reentrant()
-    signature = inspect.signature(generator)
+    name = _non_reentrant()
+    generator: Any = getattr(home, name)
     apply: Any = home.CheckpointFunction.apply
 
     def non_reentrant(*args: Any, **kwargs: Any) -> Generator[None, None, None]:
@@ -54,7 +55,7 @@ def watch_checkpointing(
         if disable:
             yield
             return
-        given = signature.bind(*args, **kwargs)
+        given = inspect.signature(generator).bind(*args, **kwargs)
         if preserve:
             given.arguments[_PRESERVE] = True
         yield from generator(*given.args, **given.kwargs)
@@ -73,14 +74,15 @@ def watch_checkpointing(
 _PRESERVE = "preserve_rng_state"
 
 
-def _non_reentrant() -> tuple[str, Callable[..., Generator[None, None, None]]]:
-    """Return the generator inside which torch runs a region of the variant without reentrant autograd.
+@functools.cache
+def _non_reentrant() -> str:
+    """Return the name of the generator inside which torch runs a region of the variant without reentrant autograd.
 
     Its name and the order of its arguments differ between versions of torch; that it is the one generator
     which is given whether to preserve the random state does not.
     """
     (found,) = (
-        (name, value)
+        name
         for name, value in vars(home).items()
         if inspect.isgeneratorfunction(value) and _PRESERVE in inspect.signature(value).parameters
     )

@@ -276,7 +276,7 @@ class SignalWatch(Watch):
                 module=self.module_name,
                 op=name_of(func),
                 location=self.locate(),
-                zeros=1 - int((result.detach() != 0).sum()) / result.numel(),
+                zeros=1 - int(result.detach().count_nonzero()) / result.numel(),
                 silent_input=token,
                 size=result.numel(),
             )

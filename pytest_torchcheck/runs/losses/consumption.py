@@ -318,7 +318,7 @@ def describe(call: LossCall, grad: torch.Tensor | None, model: torch.nn.Module) 
     made |= {
         "negative": low < 0,
         "unit": low >= 0 and high <= 1,
-        "zeros": 1 - int((values != 0).sum()) / values.numel(),
+        "zeros": 1 - int(values.count_nonzero()) / values.numel(),
     }
     made["spread"] = float(values.std()) if values.numel() > 1 else 0.0
     classed = call.op.name in ("F.cross_entropy", "F.nll_loss", "F.nll_loss_nd")

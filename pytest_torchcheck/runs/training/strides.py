@@ -138,7 +138,7 @@ class Strides:
     def _scaled(self, name: str) -> Iterable[bool]:
         for before, after in itertools.pairwise(self._at):
             a, b = before[name], after.get(name)
-            if b is None or b.shape != a.shape or int((a != 0).sum()) < _FEWEST:
+            if b is None or b.shape != a.shape or int(a.count_nonzero()) < _FEWEST:
                 yield False
                 continue
             if bool((a * (b - a) > 0).any()):
