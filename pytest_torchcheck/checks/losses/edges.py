@@ -62,7 +62,7 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
     refused: list[LossOfOutput] = []
     axis = subject.contract.batch_dim or 0
     doubt, comparing = None, False
-    ignored = _ignored(subject, loss)
+    ignored = _ignored(subject, loss, base)
     alone = _alone(subject, loss, ignored, finite=base.plain is not None)
     for what, case, status in (*alone, *_one_class(subject, loss, ignored)):
         if case is None:
@@ -187,10 +187,10 @@ def _alone(
         for path, target in loss.targets().items()
         if path in axes and _is_whole(target)
     ]
+    out = torch.tensor(sorted(ignored), dtype=torch.int64)
+    counts = [((rows >= 0) & ~torch.isin(rows, out.to(rows.device))).any(1) for rows in labels]
     for sample in dict.fromkeys((*range(min(size, SAMPLES)), *_further(labels))):
-        if any(
-            all(int(v) < 0 or int(v) in ignored for v in row[sample].unique()) for row in labels
-        ):
+        if not all(bool(each[sample]) for each in counts):
             continue  # nothing of it counts: torch's own mean over nothing is NaN
         known = finite and status == "suspicious"
         case = None if known else loss.cut(torch.tensor([sample]), axis)
@@ -258,11 +258,15 @@ def _is_whole(target: torch.Tensor) -> bool:
     return not (target.is_floating_point() or target.is_complex() or target.dtype == torch.bool)
 
 
-def _ignored(subject: Subject, loss: LossOfOutput) -> set[int]:
+def _ignored(subject: Subject, loss: LossOfOutput, base: Slopes) -> set[int]:
     """Return the labels that do not count: of the specs, and of the calls of torch's loss functions."""
     specs = (subject.source.specs.get(path) for path in loss.targets())
     declared = {spec.ignore_index for spec in specs if isinstance(spec, Labels)}
-    given = {call.options.get("ignore_index") for call in loss_calls(subject, loss)}
+    given = (
+        {call.options.get("ignore_index") for call in loss_calls(subject, loss)}
+        if base.plain is None
+        else {base.plain.ignored}
+    )
     return {int(value) for value in declared | given if value is not None}
 
 
