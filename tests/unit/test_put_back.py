@@ -18,6 +18,7 @@ from pytest_torchcheck.state import (
     Precision,
     flags_settable,
     isolated,
+    randomness_kept,
     seed_everything,
     seed_torch,
 )
@@ -192,6 +193,22 @@ def test_alone_a_run_that_seeds_puts_random_states_back_itself() -> None:
         seed_everything(0)
         torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_checks_of_one_contract_leave_random_states_to_the_block_around_all_of_them() -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    with randomness_kept():
+        between = []
+        for draws in (3, 5):
+            with isolated(seeds=True):
+                torch.rand(draws), random.random(), np.random.rand(draws)
+            between.append((torch.get_rng_state(), random.getstate()))
+        assert torch.equal(between[0][0], between[1][0])  # the next one begins alike
+        assert between[0][1] == between[1][1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[2], strict=True))
 
 
 def test_seeding_gives_the_numbers_of_manual_seed() -> None:

@@ -578,3 +578,32 @@ def test_one_of_two_outputs_may_be_the_same_for_all_samples(reads):
 def test_few_parameters_for_drawn_targets_are_said_as_they_were_counted():
     found = check(model=lambda: nn.Linear(5, 1), inputs="B 5", targets="B 1", loss=F.mse_loss)
     assert "4 target values are more than half of the 6 trainable parameters" in found.summary
+
+
+def test_the_loss_that_ends_an_attempt_needs_no_gradient() -> None:
+    calls = {"forward": 0, "backward": 0}
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x: torch.Tensor) -> torch.Tensor:
+            calls["forward"] += torch.is_grad_enabled() or x.requires_grad
+            return x.clone()
+
+        @staticmethod
+        def backward(_ctx, grad: torch.Tensor) -> torch.Tensor:
+            calls["backward"] += 1
+            return grad
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = Counted.apply(self.layers(x))
+            return made
+
+    batch = (torch.randn(8, 6),), torch.randint(0, 3, (8,))
+    (found,) = Contract(model=Model, batch=batch, loss=F.cross_entropy).check(["overfit"]).findings
+    assert found.status == "passed"
+    assert calls["forward"] == calls["backward"] + 1 > 2
