@@ -34,6 +34,9 @@ _STEEP, _STEEP_ROUNDED = 1e-3, 3.0
 """Times the loss: such a slope stands out of the rounding at the smallest of the steps, which then comes first."""
 _SHORT, _STEEP_SHORT = 1e-7, 1e-2
 """A step that meets few kinks, and times the loss, the slope that stands out of the rounding at it."""
+_STEEPEST = 10.0
+"""Times the loss: deep nets of norms can be so steep that a change of 1e-6 of the loss takes a shorter step."""
+_SHORTEST = 1e-11  # what is added to a parameter is rounded too
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
 _Ways = dict[str, torch.Tensor]
@@ -191,7 +194,7 @@ def _single(subject: Subject) -> Descent | None:
     """Compare with the gradient at the same weights in float32; None where that does not settle it."""
     watched = subject.cache.get("observation")
     floats = {p.dtype for p in subject.model.parameters()}
-    if floats != {torch.float32} or watched is None or watched.signals.drawn:
+    if floats != {torch.float32} or watched is None or watched.signals.drawn or _is_steep(subject):
         return None  # what is drawn in another dtype is something else
     batch = few_samples(subject)
     try:
@@ -215,10 +218,22 @@ def _single(subject: Subject) -> Descent | None:
         return None
 
 
+def _is_steep(subject: Subject) -> bool:
+    """Say whether the gradients of the first step are known, and so large that those of float32 are not exact enough."""
+    known = subject.cache.get(("gradients", 0, 0, None, True))
+    if known is None or not math.isfinite(known.loss):
+        return False
+    sizes = {n: torch.linalg.vector_norm(p.detach()) for n, p in subject.named_parameters().items()}
+    promised = sum(float(sizes[n]) * stat.norm for n, stat in known.stats.items() if n in sizes)
+    return bool(promised > _STEEPEST * abs(known.loss))
+
+
 def _settled(losses: _Losses, loss: float) -> Descent | None:
     promised = sum(losses.promises.values())
     if not math.isfinite(promised) or not promised > _SMALLEST * abs(loss):
         return None  # also where the loss is NaN
+    if promised > _STEEPEST * abs(loss):
+        return None  # a gradient of float32 is off by more than rounding there
     step = _SHORT if promised >= _STEEP_SHORT * abs(loss) else _steps(False, promised, loss)[0]
     with torch.no_grad():
         ahead, behind, step = losses.around(step, _steps(True, promised, loss)[0])
@@ -291,6 +306,9 @@ def _unwritten(model: nn.Module, before: list[torch.Tensor]) -> bool:
 
 def _steps(narrow: bool, promised: float, loss: float) -> tuple[float, ...]:
     """Return the steps in the order in which they are taken."""
+    if not narrow and promised > _STEEPEST * abs(loss):
+        step = max(_SHORT * _STEEPEST * abs(loss) / promised, _SHORTEST)
+        return step, 10 * step
     steps = ROUNDED if narrow else EXACT
     steep = promised >= (_STEEP_ROUNDED if narrow else _STEEP) * abs(loss)
     return tuple(sorted(steps)) if steep else steps
