@@ -16,6 +16,7 @@ from ..runs.overfitting.attempts import (
     own_attempt,
     quick_attempt,
 )
+from ..runs.overfitting.last_layer import layer_attempt
 from ..runs.overfitting.one_batch import (
     UNKNOWN,
     WHOLE,
@@ -71,7 +72,8 @@ _KEPT = 4.0  # steps of the budget that are kept to find out why nothing is lear
 def overfit(subject: Subject) -> Iterator[Finding]:
     """Train on one batch with the declared optimizer, then with Adam at a rate that adapts.
 
-    Where consecutive steps with the declared optimizer lower the loss, Adam begins, on a few samples.
+    Where consecutive steps with the declared optimizer lower the loss, Adam begins, on a few samples: with the
+    last layer alone, where the loss is known to follow its gradient, else with all layers.
     The check passes as soon as the loss has fallen far enough towards its floor, which follows
     from the labels where the loss is one of torch's. What cannot be memorised is found before
     any training. A loss that does not fall is a violation only with evidence of its own:
@@ -103,7 +105,8 @@ def _tried(subject: Subject, goal: Overfit, budget: Budget) -> Finding:
     if (reason := hopeless(subject, batch)) is not None:
         return inconclusive(f"{reason}; nothing was trained")
     keep = min(_KEPT, budget.left / 2)
-    if (quick := quick_attempt(subject, goal, budget, keep=keep)) is not None:
+    quick = layer_attempt(subject, goal, budget) or quick_attempt(subject, goal, budget, keep=keep)
+    if quick is not None:
         seen, attempt = quick
         near = eased(subject, goal, seen)
         slow = attempt.ended in ("pace", "budget") and _fell(attempt)

@@ -27,6 +27,7 @@ from .one_batch import (
     remaining,
     small_batch,
     steepness,
+    without_dropout,
 )
 from .reach import eased
 
@@ -41,9 +42,9 @@ _DECLARED = 0.35  # share of the budget for the declared optimizer, where anothe
 _CONSTANT = 0.6  # the same, as long as the loss has not changed by a bit
 _RATES = (1e-6, 3e-2)
 """Lowest and highest first learning rate of Adam."""
-_BETAS, _QUICK = (0.7, 0.9), (0.9, 0.95)
+_BETAS, QUICK = (0.7, 0.9), (0.9, 0.95)
 """How long Adam remembers, in a run and in the first one of a few samples: both have a few dozen steps."""
-_SHARE = 0.5  # of the way to the floor, to first order, that the first step of a few samples goes
+SHARE = 0.5  # of the way to the floor, to first order, that the first step of a few samples goes
 _FUSED = (torch.float32, torch.float64)
 _FLAT = 0.01  # of the distance to the floor: a run that gains less in its last window has stopped
 _TOO_FAR = 3.0  # times the steps that are left: a run whose pace needs more is ended
@@ -53,7 +54,7 @@ _LEARNS = 0.9  # of the way is left then, at most
 _FALLS = 1e-4
 """Of the loss, from one step to the next: far more than rounding, and than an optimizer that crawls."""
 _GROWN = 2.0  # times the first loss: an optimizer that went further is looked at by itself
-_LITTLE = 1e-6  # a smaller distance or gradient leaves nothing to learn
+LITTLE = 1e-6  # a smaller distance or gradient leaves nothing to learn
 DECLARED = "the declared optimizer"
 
 
@@ -108,7 +109,7 @@ def declared_attempt(subject: Subject, goal: Overfit, floor: Floor, budget: Budg
                 ended = value
                 break
             losses.append(value)
-            if (why := _over(losses, goal, floor, int(steps))) and len(set(losses)) > 1:
+            if (why := over(losses, goal, floor, int(steps))) and len(set(losses)) > 1:
                 ended = why
                 break
             if not alone and _learns_slowly(losses, goal, floor, steps):
@@ -148,7 +149,7 @@ def own_attempt(
         keep: So much of it is left.
         gentler: The first rate is divided by it.
     """
-    rate = _first_rate(seen.loss, seen.floor, seen.slope) / gentler
+    rate = first_rate(seen.loss, seen.floor, seen.slope) / gentler
     losses: list[float] = []
     with subject.pristine(steps=True) as model:
         rate, ended = _by_adam(subject, model, goal, seen.floor, budget, losses, keep, rate)
@@ -172,18 +173,18 @@ def quick_attempt(
     contract = subject.contract
     if goal.steps > Overfit().steps or contract.train_step is not None or contract.loss is None:
         return None  # who allows more steps means those of the declared optimizer
-    if not _declared_learns(subject, budget):
+    if not declared_learns(subject, budget):
         return None
     batch = few_samples(subject)
     losses: list[float] = []
     with subject.pristine(steps=True) as model:
-        seen = look_from(subject, _without_dropout(model), batch, budget)
+        seen = look_from(subject, without_dropout(model), batch, budget)
         gap = seen.loss - seen.floor.value if seen.floor.bounded else abs(seen.loss)
         # samples without a pair to be compared with may have nothing to learn; more of them have
-        if not (math.isfinite(seen.slope) and gap > _LITTLE and seen.slope > _LITTLE):
+        if not (math.isfinite(seen.slope) and gap > LITTLE and seen.slope > LITTLE):
             return None
         losses.append(seen.loss)
-        rate = _first_rate(seen.loss, seen.floor, seen.slope, _SHARE)
+        rate = first_rate(seen.loss, seen.floor, seen.slope, SHARE)
         keep, goal = max(keep, budget.left - _ENOUGH), eased(subject, goal, seen)
         rate, ended = _by_adam(subject, model, goal, seen.floor, budget, losses, keep, rate, batch)
     return seen, Attempt(
@@ -195,7 +196,7 @@ def quick_attempt(
     )
 
 
-def _declared_learns(subject: Subject, budget: Budget) -> bool:
+def declared_learns(subject: Subject, budget: Budget) -> bool:
     """Say whether the declared optimizer lowers the loss of some samples from one step to the next, by itself."""
     if subject.contract.optimizer is None:
         return True
@@ -211,15 +212,7 @@ def _declared_learns(subject: Subject, budget: Budget) -> bool:
     return before - after >= _FALLS * abs(before) and after <= _GROWN * abs(first)
 
 
-def _without_dropout(model: nn.Module) -> nn.Module:
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.eval()
-    return model
-
-
-def _first_rate(loss: float, floor: Floor, slope: float, share: float = 0.5) -> float:
+def first_rate(loss: float, floor: Floor, slope: float, share: float = 0.5) -> float:
     """Return the rate at which a first step of Adam goes so much of the way to the floor, to first order."""
     return min(max(share * _way(loss, floor) / max(slope, 1e-30), _RATES[0]), _RATES[1])
 
@@ -254,9 +247,9 @@ def _by_adam(
     optimizers: list[torch.optim.Optimizer] = []
     before = len(losses)
     if batch is not None and rate is not None:
-        optimizers, before = list(_optimizers(model, rate, _QUICK)), before - 1
+        optimizers, before = list(adams(model, rate, QUICK)), before - 1
     batch = small_batch(subject) if batch is None else batch
-    _without_dropout(model)
+    without_dropout(model)
     limit = before + max(1, int(budget.left - keep))
     while budget.left >= 1 + keep and budget.take():
         for optimizer in optimizers:
@@ -266,7 +259,7 @@ def _by_adam(
         given = batch.clone()
         try:
             loss = subject.compute_loss(subject.call(model, given), given)
-            why = _over([*losses, now := float(loss.detach().sum())], goal, floor, limit)
+            why = over([*losses, now := float(loss.detach().sum())], goal, floor, limit)
             if rate is None or not why:  # what ends the run needs no gradient
                 with subject.phase("backward", given):
                     loss.backward()
@@ -275,8 +268,8 @@ def _by_adam(
                 raise
             raise _provoked(error, rate or 0.0, len(losses)) from error
         if rate is None:
-            rate = _first_rate(now, floor, steepness(model)) / 2  # Adam begins anew: gently
-        optimizers = optimizers or list(_optimizers(model, rate))
+            rate = first_rate(now, floor, steepness(model)) / 2  # Adam begins anew: gently
+        optimizers = optimizers or list(adams(model, rate))
         for optimizer in optimizers:
             follow(optimizer, losses[before:], now, floor)
         losses.append(now)
@@ -314,11 +307,11 @@ def _declared_step(
         if subject.contract.train_step is None:
             step_schedulers(made, _number(value))
     except SubjectError as error:
-        if number and _schedule_over(error.error):
+        if number and _scheduleover(error.error):
             return "schedule"
         raise
     except ValueError as error:
-        if _schedule_over(error):
+        if _scheduleover(error):
             return "schedule"
         raise
     return "silent" if value is None else _number(value)
@@ -330,7 +323,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _schedule_over(error: BaseException) -> bool:
+def _scheduleover(error: BaseException) -> bool:
     """Say whether a schedule of so many steps (``OneCycleLR``) was asked for one more."""
     return isinstance(error, ValueError) and str(error).startswith("Tried to step")
 
@@ -351,7 +344,7 @@ def _rate_of(made: Any, *, meant: bool = False) -> float:
     return max(rates, default=math.nan)
 
 
-def _optimizers(
+def adams(
     model: nn.Module, rate: float, betas: tuple[float, float] = _BETAS
 ) -> Iterator[torch.optim.Optimizer]:
     """Iterate over the optimizers of a plain step: Adam, sparse where gradients are."""
@@ -376,7 +369,7 @@ def _optimizers(
         yield torch.optim.SparseAdam(rest, lr=rate, betas=betas)
 
 
-def _over(losses: list[float], goal: Overfit, floor: Floor, limit: int) -> str:
+def over(losses: list[float], goal: Overfit, floor: Floor, limit: int) -> str:
     """Say why a run of at most ``limit`` steps ends now, or nothing."""
     if not math.isfinite(losses[-1]):
         return "not-finite"

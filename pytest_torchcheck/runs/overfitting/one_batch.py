@@ -20,6 +20,8 @@ from ...subject.gradients import clear_gradients
 from ..training.few import how_few, many_targets
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...batches import Batch
     from ...subject import Subject
 
@@ -160,14 +162,28 @@ def look(subject: Subject, batch: Batch, budget: Budget) -> Look:
         return look_from(subject, model, batch, budget)
 
 
-def look_from(subject: Subject, model: nn.Module, batch: Batch, budget: Budget) -> Look:
-    """Do what :func:`look` does with a model as it is, and leave its gradients."""
+def look_from(
+    subject: Subject,
+    model: nn.Module,
+    batch: Batch,
+    budget: Budget,
+    call: Callable[[Batch], Any] | None = None,
+) -> Look:
+    """Do what :func:`look` does with a model as it is, and leave its gradients.
+
+    Args:
+        subject: Whose model and loss.
+        model: The model, or the part of it that ``call`` runs.
+        batch: What the model is called with.
+        budget: Is charged for a plain step.
+        call: Makes the output; by default it is the model's.
+    """
     budget.take()
     with torch.enable_grad():
         clear_gradients(model)
         seed_everything(subject.seed)
         batch = batch.clone()
-        output = subject.call(model, batch)
+        output = subject.call(model, batch) if call is None else call(batch)
         loss = subject.compute_loss(output, batch)
         if loss.dim() or not loss.requires_grad or not bool(torch.isfinite(loss)):
             return Look(loss=math.nan, floor=UNKNOWN, slope=0.0)
@@ -194,6 +210,15 @@ def look_from(subject: Subject, model: nn.Module, batch: Batch, budget: Budget) 
 def _through(output: Any, loss: torch.Tensor) -> bool:
     """Say whether a loss reaches parameters through the tensors of an output only."""
     return not reaches_leaves(loss, {t.grad_fn for t in trees.floats(output).values()} - {None})
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Put a model in training mode, all but its dropout."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+    return model
 
 
 def steepness(model: nn.Module) -> float:
