@@ -85,16 +85,12 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
                 return
             doubt = doubt or worst
             comparing |= single
-    for mild, case in _certain(loss):
-        fair, found = slopes_of(mild), slopes_of(case)
-        if fair is None or found is None or not fair.finite:
-            continue  # it asks for something else of its outputs: angles, say
-        if math.isinf(found.value):
-            continue  # as an exponential of the output may be
-        tried += 1
-        if not found.finite and compares(loss, base, axis) is None:
-            yield explain.not_finite(subject, _CERTAIN, case, found, "violated")
-            return
+    sure = list(_sure(loss))
+    tried += len(sure)
+    lost = next(((case, found) for case, found in sure if not found.finite), None)
+    if lost is not None and compares(loss, base, axis) is None:
+        yield explain.not_finite(subject, _CERTAIN, *lost, "violated")
+        return
     if (path := _by_target(subject, loss, taken, refused)) is not None:
         yield explain.refuses_target(subject, path, refused[0], taken[0])
     elif doubt is not None:
@@ -103,6 +99,16 @@ def edge_targets(subject: Subject) -> Iterator[Finding]:
         yield passed(f"the loss and its gradient are finite in {tried} edge cases")
     else:
         yield not_applicable("neither samples nor classes of the targets can be distinguished")
+
+
+def _sure(loss: LossOfOutput) -> Iterator[tuple[LossOfOutput, Slopes]]:
+    """Iterate over what a loss gives for outputs that are as sure of the targets as rounding allows."""
+    for mild, case in _certain(loss):
+        fair, found = slopes_of(mild), slopes_of(case)
+        if fair is None or found is None or not fair.finite:
+            continue  # it asks for something else of its outputs: angles, say
+        if not math.isinf(found.value):  # as an exponential of the output may be
+            yield case, found
 
 
 def _judged(subject: Subject, loss: LossOfOutput, base: Slopes, edge: _Edge) -> _Edge | None:

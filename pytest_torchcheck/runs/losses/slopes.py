@@ -19,7 +19,8 @@ from ...subject.gradients import clear_gradients
 from ...subject.remembered import remembered
 from ..training.few import many_targets
 from ..variants.woken import jitter, jittered
-from .followed import APART, CLOSE, CLOSE_ROUNDED, EXACT, FIRST, ROUNDED, SURE, Descent, Slope
+from .followed import APART, CLOSE, CLOSE_ROUNDED, FIRST, SURE, Descent, Slope
+from .lengths import SHORT, STEEP_SHORT, STEEPEST, is_steep, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,13 +31,6 @@ if TYPE_CHECKING:
     from ...probes.recorded.watch import Op
     from ...subject import Subject
 
-_STEEP, _STEEP_ROUNDED = 1e-3, 3.0
-"""Times the loss: such a slope stands out of the rounding at the smallest of the steps, which then comes first."""
-_SHORT, _STEEP_SHORT = 1e-7, 1e-2
-"""A step that meets few kinks, and times the loss, the slope that stands out of the rounding at it."""
-_STEEPEST = 10.0
-"""Times the loss: deep nets of norms can be so steep that a change of 1e-6 of the loss takes a shorter step."""
-_SHORTEST = 1e-11  # what is added to a parameter is rounded too
 _STEADY = 1e-12  # relative: parameters that went to and fro round once
 _SMALLEST = 1e-8  # of the loss: a slope that rounding does not hide
 _Ways = dict[str, torch.Tensor]
@@ -194,7 +188,7 @@ def _single(subject: Subject) -> Descent | None:
     """Compare with the gradient at the same weights in float32; None where that does not settle it."""
     watched = subject.cache.get("observation")
     floats = {p.dtype for p in subject.model.parameters()}
-    if floats != {torch.float32} or watched is None or watched.signals.drawn or _is_steep(subject):
+    if floats != {torch.float32} or watched is None or watched.signals.drawn or is_steep(subject):
         return None  # what is drawn in another dtype is something else
     batch = few_samples(subject)
     try:
@@ -218,25 +212,15 @@ def _single(subject: Subject) -> Descent | None:
         return None
 
 
-def _is_steep(subject: Subject) -> bool:
-    """Say whether the gradients of the first step are known, and so large that those of float32 are not exact enough."""
-    known = subject.cache.get(("gradients", 0, 0, None, True))
-    if known is None or not math.isfinite(known.loss):
-        return False
-    sizes = {n: torch.linalg.vector_norm(p.detach()) for n, p in subject.named_parameters().items()}
-    promised = sum(float(sizes[n]) * stat.norm for n, stat in known.stats.items() if n in sizes)
-    return bool(promised > _STEEPEST * abs(known.loss))
-
-
 def _settled(losses: _Losses, loss: float) -> Descent | None:
     promised = sum(losses.promises.values())
     if not math.isfinite(promised) or not promised > _SMALLEST * abs(loss):
         return None  # also where the loss is NaN
-    if promised > _STEEPEST * abs(loss):
+    if promised > STEEPEST * abs(loss):
         return None  # a gradient of float32 is off by more than rounding there
-    step = _SHORT if promised >= _STEEP_SHORT * abs(loss) else _steps(False, promised, loss)[0]
+    step = SHORT if promised >= STEEP_SHORT * abs(loss) else steps_of(False, promised, loss)[0]
     with torch.no_grad():
-        ahead, behind, step = losses.around(step, _steps(True, promised, loss)[0])
+        ahead, behind, step = losses.around(step, steps_of(True, promised, loss)[0])
     if ahead.dtype not in (torch.float64, torch.float32):
         return None
     narrow = ahead.dtype == torch.float32
@@ -304,19 +288,9 @@ def _unwritten(model: nn.Module, before: list[torch.Tensor]) -> bool:
     return all(map(trees.same, (p.detach() for p in model.parameters()), before))
 
 
-def _steps(narrow: bool, promised: float, loss: float) -> tuple[float, ...]:
-    """Return the steps in the order in which they are taken."""
-    if not narrow and promised > _STEEPEST * abs(loss):
-        step = max(_SHORT * _STEEPEST * abs(loss) / promised, _SHORTEST)
-        return step, 10 * step
-    steps = ROUNDED if narrow else EXACT
-    steep = promised >= (_STEEP_ROUNDED if narrow else _STEEP) * abs(loss)
-    return tuple(sorted(steps)) if steep else steps
-
-
 def _slopes(losses: _Losses, found: Descent) -> Descent:
     """Measure at one step after the other, until one says enough; a slope at the first of them may be known."""
-    first, *others = _steps(found.narrow, found.promised, found.loss)
+    first, *others = steps_of(found.narrow, found.promised, found.loss)
     close = CLOSE_ROUNDED if found.narrow else CLOSE
     for step in (first, *sorted(others)):
         if step not in [slope.step for slope in found.slopes]:
