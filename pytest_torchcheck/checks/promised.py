@@ -122,8 +122,8 @@ def _padding(
     (path, ids), dim = found, promise.dim
     if ids.dim() <= dim:
         return inconclusive(f"{path} {list(ids.shape)} has no dimension {dim}", code="no-input")
-    longer = _lengthened(batch, dim, ids.shape[dim], subject, path, mask, promise, extra)
-    extended = with_inputs(batch, longer)
+    lengthened = functools.partial(_lengthened, subject, path, mask, promise, extra)
+    extended = with_inputs(batch, longer := lengthened(batch))
     refilled = with_inputs(extended, {path: refill(longer[path], ids, dim, extra, promise.side)})
     told = (mask is not None and mask[0] in longer) or bool(lengths_of(subject, path, dim))
     varied = told and not trees.same(refilled.tensors()[path], longer[path])
@@ -159,6 +159,7 @@ def _padding(
                 return explain.padding(
                     subject, promise, path, name, gap, extra, batch, extended, refilled if told else None,
                     real=real_positions(ids, mask[1] if mask else None, promise), contents=number == 1,
+                    longest=lambda: with_inputs(extended, lengthened(extended)),
                 )  # fmt: skip
     if unseen:
         return inconclusive(f"{unseen[0]} is NaN in both batches: {_BLIND}", code=BLOCKED)
@@ -209,18 +210,18 @@ def _random(why: str) -> Finding:
 
 
 def _lengthened(
-    batch: Batch,
-    dim: int,
-    length: int,
     subject: Subject,
     path: str,
     mask: tuple[str, torch.Tensor] | None,
     promise: promises.PaddingInvariant,
     extra: int,
+    batch: Batch,
 ) -> dict[str, torch.Tensor]:
     """Pad every input that follows the sequence, and return the longer tensors by path."""
     longer: dict[str, torch.Tensor] = {}
-    for name, tensor in batch.tensors().items():
+    dim, inputs = promise.dim, batch.tensors()
+    length = inputs[path].shape[dim]
+    for name, tensor in inputs.items():
         if (
             name not in dict(batch.input_leaves())
             or tensor.dim() <= dim

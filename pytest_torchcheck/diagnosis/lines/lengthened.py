@@ -14,6 +14,8 @@ from ...explanation import on_line
 from ...findings import Culprit
 from ...probes.positions.lengthening import first_lengthening
 from ...probes.positions.letting_in import find_letting
+from ...runs.variants.padding import padded
+from ...subject.errors import SubjectError
 from ..mixing.branches import parted
 from ..outputs import places
 from ..outputs.cancelled import without_influence
@@ -21,6 +23,8 @@ from ..outputs.mask_lines import given_masks, not_hidden
 from .handed_in import blamed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...batches import Batch
     from ...findings import Location
     from ...probes.positions.lengthening import Lengthened
@@ -41,8 +45,12 @@ def lengthening_line(
     extra: int,
     side: Literal["right", "left"] = "right",
     real: torch.Tensor | None = None,
+    longest: Callable[[], Batch] | None = None,
 ) -> Place | None:
     """Return the operation through which the number of padded positions reaches the real ones.
+
+    Where the two runs make other calls, because a condition reads the mask, a run with still more
+    padding may make those of the longer one: a leak between these two is not that condition's.
 
     Args:
         subject: The model.
@@ -53,10 +61,36 @@ def lengthening_line(
         side: Where they stand.
         real: Which positions of ``batch`` are no padding, bool [samples, positions]; None where
             that is not known.
+        longest: Makes ``longer`` with ``extra`` more padded positions.
     """
-    (base, other), allowed = places.recorded(subject, [batch, longer])
-    if (by_number := parted(subject, base, other)) is not None:
+    traces, allowed = places.recorded(subject, [batch, longer])
+    if (by_number := parted(subject, *traces)) is None:
+        return _between(subject, batch, traces, allowed, length, extra, side, real)
+    if longest is None or real is None:
         return by_number
+    try:
+        traces, allowed = places.recorded(subject, [longer, longest()])
+    except SubjectError:
+        return by_number  # the model takes no more positions
+    if parted(subject, *traces) is not None:
+        return by_number
+    now = padded(real, 1, extra, False, side)
+    found = _between(subject, longer, traces, allowed, length + extra, extra, side, now)
+    return found or by_number
+
+
+def _between(
+    subject: Subject,
+    batch: Batch,
+    traces: list[Trace],
+    allowed: float,
+    length: int,
+    extra: int,
+    side: Literal["right", "left"],
+    real: torch.Tensor | None,
+) -> Place | None:
+    """Return the operation by which two runs of one length and a longer one differ, which make the same calls."""
+    base, other = traces
     first = functools.partial(
         first_lengthening, length=length, extra=extra, side=side, allowed=allowed or 1e-4, real=real
     )
@@ -74,9 +108,11 @@ def lengthening_line(
     if masked is not None:
         return masked
     at = torch.arange(length + extra)
-    padded = at >= length if side == "right" else at < extra
-    if (let_in := _let_in(other, found, place, padded)) is not None:
+    added = at >= length if side == "right" else at < extra
+    if (let_in := _let_in(other, found, place, added)) is not None:
         return let_in
+    if found.counted:
+        return _counted(place, found, extra)
     if found.numbers is None:
         if (handed := blamed(base, found.op, place, what="padded")) is not None:
             return handed
@@ -102,6 +138,19 @@ def _with_length(place: Place, found: Lengthened, length: int, extra: int) -> Pl
         if divides
         else f"compute that number{line} from the mask or the lengths, not from the padded size",
         settings=_sizes(place.location),
+    )
+
+
+def _counted(place: Place, found: Lengthened, extra: int) -> Place:
+    """Say of an operation that it numbers the positions, padding included."""
+    assert found.counted is not None
+    short, long = found.counted
+    line = on_line(place.location)
+    return replace(
+        place,
+        cause=f"{place.ran} numbers the positions{line}, padding included",
+        fact=f"{found.op.name} numbers one real position {short}, and {long} with {extra} more padded positions",
+        fix=f"count real positions only{line}: (mask.cumsum(1) - 1).clamp(min=0)",
     )
 
 

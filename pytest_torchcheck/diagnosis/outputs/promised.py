@@ -81,36 +81,41 @@ def padding(
     *,
     real: torch.Tensor | None = None,
     contents: bool = False,
+    longest: Callable[[], Batch] | None = None,
 ) -> Finding:
     """Explain an output that depends on the amount of padding, or (``contents``) on what stands there.
 
-    ``refilled`` has other values at the padded positions; None where nothing but the padding id
-    tells that they are padded, so that other values are real ones. ``real`` says which positions of
-    the batch are no padding.
+    ``refilled`` has other values at the padded positions; None where only the padding id tells that they
+    are padded. ``real`` says which positions of the batch are not; ``longest`` adds ``extra`` to ``extended``.
     """
-    length = batch.tensors()[path].shape[promise.dim]
-    place = None
+    length, place = batch.tensors()[path].shape[promise.dim], None
     if refilled is not None:
+        whole = length + extra
         place = mask_lines.leaking_line(
             subject,
             extended,
             {length: refilled},
-            length=length + extra,
+            length=whole,
             side=promise.side,
             what="padded",
         )
     if place is None and not contents:
         place = lengthening_line(
-            subject, batch, extended, length=length, extra=extra, side=promise.side, real=real
+            subject,
+            batch,
+            extended,
+            length=length,
+            extra=extra,
+            side=promise.side,
+            real=real,
+            longest=longest,
         )
     row = None if contents else _filled_row(subject, promise, [batch, extended], output, gap)
     if row is not None:
         place = _of_row(subject, promise, row, place)
     elif (laid := _query_mask(subject, promise, extended, length + extra)) is not None:
         place = _of_laid(laid, place)
-    if place is not None and isinstance(promise.mask, str):
-        blind = Culprit("input", promise.mask, "does not hide the padding there")
-        place = replace(place, settings=(*place.settings, blind))
+    place = _with_mask(promise, place)
     name = by_forward(subject, path)
     return places.finding_at(
         place,
@@ -128,6 +133,14 @@ def padding(
         fix=_hide_from(place.op if place else ""),
         evidence={"gap": gap},
     )
+
+
+def _with_mask(promise: PaddingInvariant, place: Place | None) -> Place | None:
+    """Name the mask that the user declared, which does not hide the padding at a place."""
+    if place is None or not isinstance(promise.mask, str):
+        return place
+    blind = Culprit("input", promise.mask, "does not hide the padding there")
+    return replace(place, settings=(*place.settings, blind))
 
 
 def _of_laid(laid: LaidMask, place: Place | None) -> Place:

@@ -38,6 +38,8 @@ class Lengthened:
         emptied: The operation before it that had set the padded positions to 0.
         maker: The operation that made what it read, values at the added positions included; None
             where that is one number.
+        counted: What one position of the shorter run gets in both, where it reads nothing and
+            numbers the positions, padding included.
     """
 
     op: Op
@@ -51,6 +53,7 @@ class Lengthened:
     called: Location | None = None
     emptied: Op | None = None
     maker: Op | None = None
+    counted: tuple[int, int] | None = None
 
 
 def first_lengthening(
@@ -63,7 +66,7 @@ def first_lengthening(
     allowed: float = 0.0,
     real: Tensor | None = None,
 ) -> Lengthened | None:
-    """Find the operation through which the amount of padding reaches the real positions.
+    """Find the operation through which the amount of padding reaches the real positions; None where no output differs.
 
     Values are compared where both runs have them: at the positions of the shorter run. The
     operation is the first, on the way to an output that differs, whose result differs there while
@@ -76,9 +79,6 @@ def first_lengthening(
         side: Where the padding stands.
         allowed: Relative difference that is rounding: more zeros are summed in another order.
         real: bool [samples, positions] of ``base``: which positions are no padding; all by default.
-
-    Returns:
-        The operation, or None where no output differs.
     """
     compare = _Comparison(length, extra, side, allowed, real)
     pairs, partners = _matched(base, longer)
@@ -94,7 +94,7 @@ def first_lengthening(
     if (start := next(filter(differs, base.outputs), None)) is None:
         return None
     step, place = origin(base, start, differs)
-    mask = compare(base.values[place], longer.values[pairs[place]])
+    mask = compare(*(both := (base.values[place], longer.values[pairs[place]])))
     again = partners.get(id(step))  # none where one of the runs lacks this call
     if step is None or mask is None or again is None:
         return None
@@ -112,6 +112,7 @@ def first_lengthening(
         called=next(iter(filler.callers if filler else ()), None),
         emptied=_emptied(longer, filler, length, extra, side) if filled else None,
         maker=_maker(longer, again, length + extra) if filler is None else None,
+        counted=None if step.operands else compare.counted(*both),
     )
 
 
@@ -261,6 +262,16 @@ class _Comparison:
                 return mask
             found = mask if found is None else found
         return found
+
+    def counted(self, one: Snapshot, two: Snapshot) -> tuple[int, int] | None:
+        """Return two numbers of one position where every position has a number, and all move by the added ones."""
+        if one.values is None or two.values is None or one.shape != (self.length,):
+            return None
+        a, b = self._common(one.values, two.values, inner=False)
+        if a.shape != b.shape or not bool(((b - a).abs() == self.extra).all()):
+            return None
+        at = 0 if self.side == "right" else -1  # real, whatever else is padded
+        return int(a[at]), int(b[at])
 
     def _common(self, one: Tensor, two: Tensor, *, inner: bool) -> tuple[Tensor, Tensor]:
         short, long = self.length, self.length + self.extra
