@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,13 @@ from ...subject.optimizers import optimizers_of, step_schedulers
 from ..patches import subclasses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
 
     from torch import nn
 
     from ...findings import Location
+    from ...record.tracing import Return
     from ...subject import Subject
 
 
@@ -135,12 +137,17 @@ class Produced:
         location: The line by which it did.
         counter: The one whole number that this line reads; empty where there is none, or several.
         counted: The line that gave it its value.
+        entered: The variable in which the function's argument that counts steps enters, where the
+            counter is computed from that alone.
+        entry: The line that gave it its value.
     """
 
     function: str
     location: Location
     counter: str
     counted: Location | None
+    entered: str = ""
+    entry: Location | None = None
 
 
 def produced(subject: Subject, step: int, rate: float) -> Produced | None:
@@ -156,7 +163,8 @@ def produced(subject: Subject, step: int, rate: float) -> Produced | None:
         each = value if isinstance(value, list | tuple) else [value]
         return any(isinstance(one, float) and one == rate for one in each)
 
-    found = (one for one in returns(run) if holds(one.value))
+    every = returns(run)
+    found = (one for one in every if holds(one.value))
     # a comprehension's value is that of the function around it
     made = next(
         (one for one in found if not one.frame.f_code.co_name.endswith(("comp>", "expr>"))), None
@@ -170,12 +178,75 @@ def produced(subject: Subject, step: int, rate: float) -> Produced | None:
         if isinstance(known.get(name), int) and not isinstance(known[name], bool)
     ]
     counter = numbers[0] if len(numbers) == 1 else ""
+    entered, entry = _entry(run, code, counter, _counts(every, code)) if counter else ("", None)
     return Produced(
         function=code.co_name,
         location=line_of(code, made.line),
         counter=counter,
         counted=line_giving(run, code, counter) if counter else None,
+        entered=entered,
+        entry=entry,
     )
+
+
+def _counts(every: list[Return], code: CodeType) -> set[str]:
+    """Return the arguments of a function that are whole numbers, another one in some of its calls."""
+    calls = [one.frame.f_locals for one in every if one.frame.f_code is code]
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    given = {name: [call.get(name) for call in calls] for name in names}
+    return {n for n, v in given.items() if isinstance(v[0], int) and any(x != v[0] for x in v)}
+
+
+def _entry(
+    run: Callable[[], Any], code: CodeType, counter: str, counts: set[str]
+) -> tuple[str, Location | None]:
+    """Return the one assignment by which the steps enter what a number is computed from, by arithmetic alone.
+
+    Args:
+        run: Runs the steps.
+        code: The function that computes the number.
+        counter: The number's name.
+        counts: Its arguments that count.
+
+    Returns:
+        The variable and its line; nothing where they enter in several, or something else than
+        arithmetic of local variables is between.
+    """
+    entries: dict[str, Location] = {}
+    left, seen = [counter], {counter}
+    while left:
+        name = left.pop()
+        place = line_giving(run, code, name)
+        read = None if place is None else _operands(place, name)
+        if place is None or read is None or len(seen) > _MOST:
+            return "", None
+        for one in read & set(code.co_varnames):
+            again = one in counts and (one == name or line_giving(run, code, one) is None)
+            if again:
+                entries[name] = place
+            elif one not in seen and line_giving(run, code, one) is not None:
+                seen.add(one)
+                left.append(one)
+    return next(iter(entries.items())) if len(entries) == 1 else ("", None)
+
+
+_MOST = 4
+"""How many variables are followed; each runs the steps once more."""
+_ARITHMETIC = (
+    ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Constant, ast.Name, ast.Attribute,
+    ast.expr_context,
+)  # fmt: skip
+
+
+def _operands(place: Location, name: str) -> set[str] | None:
+    """Return the variables that an assignment to a name reads; None where it is no plain arithmetic."""
+    made = sources.statement(place.file, place.line)
+    if not isinstance(made, ast.Assign | ast.AnnAssign):
+        return None
+    value = next((v for t, v in sources.writes(made) if ast.unparse(t) == name), None)
+    if value is None or not all(isinstance(node, _ARITHMETIC) for node in ast.walk(value)):
+        return None
+    return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
 
 
 def _steps(subject: Subject, model: nn.Module, count: int) -> None:

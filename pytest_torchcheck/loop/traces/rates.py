@@ -181,10 +181,11 @@ def schedule_finding(
         if formula is not None:
             place = formula.location
             if cause.startswith(SHIFTED) and formula.counted is not None:
-                place = formula.counted
-                because += (
-                    f"; {formula.function} computes it from {formula.counter}, set at {at(place)}"
-                )
+                place = formula.entry or formula.counted
+                because += f"; {formula.function} computes it from {formula.counter}, "
+                if formula.entered not in ("", formula.counter):
+                    because += f"and that from {formula.entered}, "
+                because += f"set at {at(place)}"
             culprits.insert(0, Culprit("call", formula.function, "gives that rate", place))
     elif not stepped and len(set(rates)) == 1 and made:
         # there is a scheduler, and what is wrong is the call that is not there

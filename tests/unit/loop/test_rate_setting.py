@@ -251,3 +251,55 @@ def test_the_call_that_gives_a_schedule_its_numbers_is_named() -> None:
     (named,) = [c for c in found.culprits if c.name == "in_a_row"]
     assert named.location is not None
     assert named.location.text.endswith("# CALL")
+
+
+class Phased:
+    """Rates of a warm-up of 3 steps and a fall over 48, which is to begin after it."""
+
+    def __init__(self, way: str) -> None:
+        self.way, self.warmup, self.period = way, 3, 48
+
+    def rates(self, t: int) -> list[float]:
+        if t < self.warmup:
+            return [0.1 * (t + 1) / self.warmup]
+        if self.way == "chain":
+            elapsed = t  # HERE
+            whole = elapsed // self.period
+            now = elapsed - self.period * whole
+        elif self.way == "both":
+            whole = t // self.period
+            now = t - self.period * whole  # HERE
+        elif self.way == "call":
+            elapsed = t
+            now = divmod(elapsed, self.period)[1]  # HERE
+        else:
+            now = t % self.period  # HERE
+        return [0.01 + 0.09 * (1 - now / self.period)]
+
+
+@pytest.mark.parametrize(
+    ("way", "said"), [("chain", "from now, and that from elapsed"), ("both", "from now, set"),
+                      ("call", "from now, set"), ("plain", "from now, set")],
+)  # fmt: skip
+def test_the_line_by_which_the_steps_enter_a_count(way: str, said: str) -> None:
+    """Where they enter at one line, all that is computed from it follows; else the count itself is named."""
+    phased, count = Phased(way), [0]
+
+    def make(model: Any) -> Any:
+        count[0] = 0
+        return torch.optim.SGD(model.parameters(), lr=phased.rates(0)[0])
+
+    def step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Any:
+        loss = plain(model, optimizer, inputs, targets)
+        count[0] += 1
+        for group, rate in zip(optimizer.param_groups, phased.rates(count[0]), strict=True):
+            group["lr"] = rate
+        return loss
+
+    def meant(step: int) -> float:
+        return 0.1 * (step + 1) / 3 if step < 3 else 0.01 + 0.09 * (1 - (step - 3) / 48)
+
+    found = finding(make, meant, step)
+    assert "counts its steps otherwise" in found.cause
+    assert text(found).endswith("# HERE")
+    assert said in found.because
