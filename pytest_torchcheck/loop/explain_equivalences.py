@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .. import sources
-from ..explanation import counted
+from ..explanation import counted, on_line
 from ..findings import Culprit, Finding
 from ..verdicts import suspicious, violated
 from .traces.wording import at, call, condition, few
+from .unsaved import writing_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..findings import Location
+    from ..subject import Subject
     from .accumulation import Comparison
     from .resume import Resumption
     from .trace import Event, Kind, OptimizerStep, Trace
+    from .unsaved import Missing
 
 _ALIKE = 1e-4
 
@@ -189,10 +193,13 @@ def _between(trace: Trace | None, kind: Kind) -> Event | None:
     return next((e for place, e in events if passes and passes[0] < place < passes[-1]), None)
 
 
-def not_resumed(found: Resumption, *, torchs: bool = False, pending: bool = False) -> Finding:
+def not_resumed(
+    subject: Subject, found: Resumption, *, torchs: bool = False, pending: bool = False
+) -> Finding:
     """A resumed run ends elsewhere.
 
     Args:
+        subject: Whose run.
         found: What differs.
         torchs: Whether every optimizer is of a class of torch's, which saves all that it holds itself.
         pending: Whether a call of the step may end before its gradients are applied.
@@ -216,13 +223,14 @@ def not_resumed(found: Resumption, *, torchs: bool = False, pending: bool = Fals
     )
     # a loss may fill its memory bank anew, which costs the first steps after the checkpoint something
     make = suspicious if found.rounding or restarts or hung or found.fills else violated
+    written = writing_line(subject, missing[0], found.steps) if missing else None
     return make(
         "resume-differs",
         "a run resumed from its checkpoint differs: "
         f"{names[0] if names else found.differing[0]} {'is not saved' if names else 'differs'}",
-        culprits=tuple(Culprit("buffer", one.path, "not in the checkpoint", one.location) for one in missing[:4])
+        culprits=_lost(missing, written)
         or (Culprit("parameter", found.differing[0], "differs after resuming"),),
-        location=place,
+        location=written or place,
         observed=f"{len(found.differing)} tensors differ after {found.steps} + {found.further} steps, "
             f"by up to {found.largest:.3g}",
         cause="the run depends on a value that state_dict does not hold"
@@ -231,6 +239,7 @@ def not_resumed(found: Resumption, *, torchs: bool = False, pending: bool = Fals
         because=(f"{few(tuple(names))} changed in the first steps and "
             f"{'is' if len(names) == 1 else 'are'} in no state_dict "
             f"({few(found.pieces)} were saved)"
+            + (f"; {names[0]} is written{on_line(written)}" if written else "")
             + ("; carried over too, the runs are equal bit for bit" if found.carries else ""))
         if names
         else "the uninterrupted run repeats bit for bit, but the resumed one does not",
@@ -241,6 +250,16 @@ def not_resumed(found: Resumption, *, torchs: bool = False, pending: bool = Fals
         else f"return {names[0]} from state_dict(); what belongs to a parameter p is saved in state[p]",
         evidence={"parameters": list(found.differing[:32]), "missing": names},
     )  # fmt: skip
+
+
+def _lost(missing: tuple[Missing, ...], written: Location | None) -> tuple[Culprit, ...]:
+    """Name what is not in the checkpoint, the first at the line that writes it where that is known, then at its own."""
+    every = [
+        Culprit("buffer", one.path, "not in the checkpoint", one.location) for one in missing[:4]
+    ]
+    if written is not None and every[0].location != written:
+        every.insert(0, Culprit("buffer", every[0].name, "is written here", written))
+    return tuple(every)
 
 
 def _gradients_left(found: Resumption, pending: bool) -> Finding:

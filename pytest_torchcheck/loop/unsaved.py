@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..data.contents import Contents, Held
+from ..data.contents import Contents, Held, is_array
 from ..data.describing import describe_leaf
 from ..data.generators import is_generator
 from ..lean import dataclass
+from .checkpoints import pieces_of
+from .replay import replay
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ..findings import Location
+    from ..record.tracing import Watcher
+    from ..subject import Subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +125,44 @@ def give(thing: Any, carried: Carried, shared: tuple[Any, ...]) -> None:
     for path, name, value in carried:
         if path in owners:
             vars(owners[path])[name] = copy.deepcopy(value, memo)
+
+
+def writing_line(subject: Subject, missing: Missing, steps: int) -> Location | None:
+    """Return the line of the first steps that gives an optimizer's or scheduler's own attribute another value.
+
+    That line could have written to what is saved instead. A module declares what it saves, so that
+    none is returned for what modules keep; nor for an entry of a container.
+
+    Args:
+        subject: Whose steps.
+        missing: What the checkpoint lacks.
+        steps: How many steps to watch.
+    """
+    if isinstance(missing.held.owner, nn.Module) or missing.path.endswith("]"):
+        return None
+    where, _, attribute = missing.path.rpartition(".")
+
+    def watch(_: nn.Module, made: Any) -> Watcher:
+        owner = next(
+            (
+                one.value
+                for name, thing in pieces_of(made).items()
+                for one in Contents(thing).objects
+                if (f"{name}.{one.path}" if one.path else name) == where
+            ),
+            None,
+        )
+
+        def now() -> object:
+            value = getattr(owner, "__dict__", {}).get(attribute)
+            return describe_leaf("", value).digest if is_array(value) else value
+
+        before = [now()]
+
+        def watcher(_frame: FrameType, event: str, _line: int) -> bool:
+            was, before[0] = before[0], now()
+            return event != "call" and was is not None and was != before[0]
+
+        return watcher
+
+    return replay(subject, watch, steps=steps)

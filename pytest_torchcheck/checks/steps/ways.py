@@ -215,7 +215,7 @@ def _not_resumed(subject: Subject, found: resume.Resumption) -> Finding:
     torchs = bool(kinds) and all(hasattr(torch.optim, kind) for kind in kinds)
     trace = trace_of(subject)
     pending = not all(trace.optimizer_steps(step) for step in range(trace.steps))
-    finding = explain.not_resumed(found, torchs=torchs, pending=pending)
+    finding = explain.not_resumed(subject, found, torchs=torchs, pending=pending)
     lost = sorted(lost_parameters(subject))
     line = where_rebound(subject, lost[0]) if lost and not found.missing else None
     if line is None:
