@@ -62,6 +62,7 @@ class Comparison:
         applied: The same of what stands in the gradients when the optimizer steps.
         worst: Parameters that differ most, the worst first.
         dtype: In which they were computed.
+        difference: What the accumulated gradient has more than the full batch's.
         weights: How much each micro-batch counts in the full gradient; empty where that is no sum
             of theirs, as of a loss that relates samples to each other.
         counts: Valid targets of each micro-batch, where targets are labels.
@@ -80,10 +81,16 @@ class Comparison:
     worst: tuple[str, ...]
     dtype: str
     counts: tuple[int, ...]
+    difference: Gradients = field(repr=False, compare=False)
     weights: tuple[float, ...] = ()
     loss: str = ""
     loss_place: Location | None = None
     place: Location | None = None
+
+    @property
+    def related(self) -> bool:
+        """Whether the accumulated gradient is something known, which the difference is large beside."""
+        return min(self.residual, self.means, self.last) < self.error / 100
 
 
 @dataclass(slots=True)
@@ -130,16 +137,13 @@ def compare(
     Returns:
         The comparison, or None where ``unequal`` cannot be had.
     """
-    batch = divisible(subject, n)
-    if unequal and (changed := with_unequal_counts(subject, batch)) is not None:
-        batch = changed
-    elif unequal:
+    if unequal and with_unequal_counts(subject, divisible(subject, n)) is None:
         return None
-    with subject.pristine(steps=True), _in_double(subject) as (model, dtype), without_noise(model):
-        batch = batch.to(dtype=dtype).clone()
+    with subject.pristine(steps=True), in_double_without_noise(subject) as (model, dtype):
+        batch, parts = divided(subject, n, dtype, unequal=unequal)
         full = _full(subject, model, batch)
         capture = _accumulated(subject, model, batch, n, micro_step)
-        micro = [_full(subject, model, part) for part in parts_of(subject, batch, n)]
+        micro = [_full(subject, model, part) for part in parts]
     return _compare(
         capture,
         full,
@@ -147,6 +151,23 @@ def compare(
         str(dtype or torch.float32).removeprefix("torch."),
         counts_of(subject, batch, n),
     )
+
+
+def divided(
+    subject: Subject, n: int, dtype: torch.dtype | None, *, unequal: bool
+) -> tuple[Batch, list[Batch]]:
+    """Return the batch that is compared, and its parts."""
+    batch = divisible(subject, n)
+    changed = with_unequal_counts(subject, batch) if unequal else None
+    batch = (changed or batch).to(dtype=dtype).clone()
+    return batch, parts_of(subject, batch, n)
+
+
+@contextlib.contextmanager
+def in_double_without_noise(subject: Subject) -> Iterator[tuple[nn.Module, torch.dtype | None]]:
+    """Give the model as :func:`compare` runs it."""
+    with _in_double(subject) as (model, dtype), without_noise(model):
+        yield model, dtype
 
 
 @contextlib.contextmanager
@@ -320,6 +341,7 @@ def _compare(
         worst=tuple(worst[:4]),
         dtype=dtype,
         counts=counts,
+        difference={name: got[name] - full[name] for name in full},
         weights=_weights(b, [flat(m) for m in micro]),
         loss=capture.loss,
         loss_place=_bound_at(capture),

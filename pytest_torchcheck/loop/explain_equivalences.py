@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..findings import Location
     from ..subject import Subject
     from .accumulation import Comparison
+    from .constant_parts import ConstantPart
     from .resume import Resumption
     from .trace import Event, Kind, OptimizerStep, Trace
     from .unsaved import Missing
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 _ALIKE = 1e-4
 
 
-def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
-    """Micro-batches do not add up to the full batch's gradient."""
+def not_accumulated(
+    found: Comparison, n: int, trace: Trace | None, part: ConstantPart | None = None
+) -> Finding:
+    """Micro-batches do not add up to the full batch's gradient; ``part`` of the loss reads no sample, and is why."""
     place = found.loss_place or found.place
     loss = found.loss or "the loss"
     counts = (
@@ -33,14 +36,21 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
         if len(set(found.counts)) > 1
         else ""
     )
-    code, cause, fix, because, clearing = _accumulation_cause(found, n, loss, trace)
+    code, cause, fix, because, clearing = (
+        _accumulation_cause(found, n, loss, trace) if part is None else _of_part(part, n)
+    )
+    culprits: tuple[Culprit, ...] = ()
+    if part is not None:
+        name, place = _named(part), part.location or place
+        culprits = (Culprit("loss", name, "reads no sample", part.location),)
     if clearing is not None:
         place = clearing.place
     return violated(
         code,
         f"accumulating {n} micro-batches gives a different gradient from the full batch: off by "
-        f"{found.error:.1%}",
-        culprits=(
+        f"{_percent(found.error)}",
+        culprits=culprits
+        or (
             *((call(clearing, "between two micro-batches"),) if clearing is not None else ()),
             Culprit("loss", loss, "as the loop divides it", place),
             Culprit("call", f"{loss}.backward", f"{found.passes} passes", found.place),
@@ -61,6 +71,35 @@ def not_accumulated(found: Comparison, n: int, trace: Trace | None) -> Finding:
     )
 
 
+def _percent(share: float) -> str:
+    """Say a share in percent, with two digits where it is small."""
+    return f"{share:.1%}" if share >= _ALIKE * 10 else f"{100 * share:.2g}%"
+
+
+def _named(part: ConstantPart) -> str:
+    name = "" if part.location is None else sources.assigned_name(part.location)
+    return name or part.op.name
+
+
+def _of_part(part: ConstantPart, n: int) -> tuple[str, str, str, str, Event | None]:
+    """Say that a part of the loss which reads no sample depends on the batch's size, or is added too often."""
+    name, line = _named(part), on_line(part.location)
+    small, whole = part.sizes
+    longer = ""
+    if part.per_sample:
+        cause = f"{name} reads no sample, and is divided by the number of samples of each batch"
+        longer = f" and {part.times:.3g} times the length on {small} of the {whole} samples"
+        fix = f"divide {name}{line} by the number of samples of the whole training set, not by that of the batch"
+    else:
+        cause = f"{name} reads no sample, and micro-batches count it otherwise than the samples"
+        fix = f"give {name}{line} the factor of a micro-batch's mean, 1 / {n}, or add it once per optimizer step"
+    because = (
+        f"its gradient has one direction on the whole batch and on each micro-batch{longer}; the accumulated gradient "
+        f"holds it {part.counted:.3g} times, and differs in nothing else (residual {part.left:.1e})"
+    )
+    return "accumulation-scale", cause, fix, because, None
+
+
 def _accumulation_cause(
     found: Comparison, n: int, loss: str, trace: Trace | None
 ) -> tuple[str, str, str, str, Event | None]:
@@ -71,7 +110,8 @@ def _accumulation_cause(
         because = "the gradient after that pass is the full batch's; the other passes add to it"
         fix = f"call {loss}.backward() once for each micro-batch, on the loss of that part alone"
         return "accumulation-differs", cause, fix, because, clearing
-    if found.residual < _ALIKE and abs(found.ratio) > _ALIKE:
+    alike = min(_ALIKE, found.error / 100)
+    if found.residual < alike and abs(found.ratio) > _ALIKE:
         code = "accumulation-scale"
         if abs(found.ratio - n) < 1e-3 * n:
             cause, fix = (
@@ -88,7 +128,7 @@ def _accumulation_cause(
             f"it is {found.ratio:.4g} times the full batch's gradient in every parameter "
             f"(residual {found.residual:.1e})"
         )
-    elif found.means < _ALIKE:
+    elif found.means < alike:
         code, cause = (
             "accumulation-mean-of-means",
             "each micro-batch is averaged separately, regardless of how much of the loss it holds",
@@ -101,7 +141,7 @@ def _accumulation_cause(
                 f"{1 / n:.3g}"
             )
         fix = f"sum {loss} over targets and divide by the count of the whole batch"
-    elif found.last < _ALIKE:
+    elif found.last < alike:
         code, cause = (
             "accumulation-cleared",
             "only the last micro-batch remains: the gradients are cleared in between",

@@ -12,6 +12,7 @@ from ... import promises, sources
 from ...codes import training as explain
 from ...loop import accumulation, resume
 from ...loop.closures import functions_of
+from ...loop.constant_parts import constant_part
 from ...loop.recorder import record, trace_of
 from ...loop.replay import last_write
 from ...loop.traces.copied_onto_itself import where_rebound
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 _ACCUMULATED = 1e-5  # float64 leaves 1e-12; losses that compute in float32 inside leave 1e-7
+_SMALL = 1e-3
+"""Up to which difference a sum counts as wrong only where its relation to the full batch is known."""
 _UNEVEN = 1.5
 """From which ratio on the weights of micro-batches are clearly unequal: class weights leave less."""
 
@@ -117,7 +120,9 @@ def _accumulation(subject: Subject, promise: promises.Accumulates) -> Finding:
         if made.passes < 2:
             break
         if made.error > (_ACCUMULATED if made.dtype == "float64" else 1e-3):
-            return explain.not_accumulated(made, promise.n, trace)
+            part = constant_part(subject, made, promise.n, unequal=unequal)
+            if part is not None or made.error > _SMALL or made.related:
+                return explain.not_accumulated(made, promise.n, trace, part)
     if found is None or found.passes < 2:
         if trace is not None and (wrong := _stepped_wrongly(subject, trace, promise.n)) is not None:
             return wrong
