@@ -52,8 +52,9 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "weighted-means",
-            "The weights of a softmax sum to one over the entries that they average.",
-            cost="1 FB, shared",
+            "The weights of a softmax sum to one over the entries that they average, and a sum of weighted windows is "
+            "divided by its weights.",
+            cost="1 FB, shared; 3 F more where a function divides what a loop sums by what it counts",
         ),
         check(
             "axis-order",

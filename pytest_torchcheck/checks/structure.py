@@ -24,6 +24,7 @@ from ..runs.liveness.sliced import unread_part
 from ..runs.liveness.unread import only_last, unread_results
 from ..runs.portability import portability
 from ..runs.training.observation import observe
+from ..runs.window_weights import uncounted_weights
 from ..sources import edits
 from ..state import seed_everything
 from ..subject.errors import SubjectError
@@ -279,11 +280,15 @@ def weighted_means(subject: Subject) -> Iterator[Finding]:
     """Compare the dimension of each softmax with the one over which the product that takes its weights sums.
 
     Weights that are made to sum to one for each node of a graph, at one end of the edges, and are summed at the
-    other, are suspicious: a node may average its neighbours, or spread what it has.
+    other, are suspicious: a node may average its neighbours, or spread what it has. Equal predictions of
+    windows that are weighted, summed and divided by what was counted must come out as they are.
     """
     subject.require_values()
     signals = observe(subject).signals
     seen = signals.averaging
+    if (windows := uncounted_weights(subject)) is not None:
+        yield explain.uncounted(windows)
+        return
     if signals.regrouped:
         yield explain.regrouped(signals.regrouped)
         return

@@ -27,6 +27,7 @@ stale_after_load = One("diagnosis.outputs.kept:stale_after_load", "stale-after-l
 lost_by_training = Maybe("diagnosis.stored.unsaved:lost_by_training", "state-unsaved")
 
 softmax_axis = One("diagnosis.lines.axis_order:softmax_axis", "softmax-axis")
+uncounted = One("diagnosis.lines.axis_order:uncounted", "weights-uncounted", doubtful=True)
 regrouped = One("diagnosis.lines.axis_order:regrouped", "softmax-axis", doubtful=True)
 axes_swapped = One("diagnosis.lines.axis_order:axes_swapped", "axes-swapped")
 idle_choice = One("diagnosis.lines.unread_results:idle_choice", "result-unread")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ...probes.numbers.grouped import Regrouped
     from ...probes.numbers.signal_facts import Averaging
     from ...probes.numbers.views import Moved
+    from ...runs.window_weights import Uncounted
 
 
 def axes_swapped(wrong: list[Moved]) -> Finding:
@@ -116,4 +117,27 @@ def regrouped(wrong: list[Regrouped]) -> Finding:
         because=f"divided by the sums of their groups{on_line(one.made)} they add up to one in each; the sum"
         f"{on_line(one.location)} is over groups of the other row, where an average needs weights that add up to one",
         fix=f"normalise them{on_line(one.made)} by the index that the sum{on_line(one.location)} takes",
+    )
+
+
+def uncounted(found: Uncounted) -> Finding:
+    """Explain an average over windows that divides a weighted sum by plain counts."""
+    average = found.average
+    made = violated if found.certain else suspicious
+    return made(
+        "weights-uncounted",
+        f"{average.total} sums weighted windows, and {average.count}, which divides it, counts windows",
+        culprits=[
+            Culprit("tensor", average.count, "adds the same number everywhere", found.counted),
+            Culprit("tensor", average.total, "adds weighted windows", found.added),
+            Culprit("call", "div", "divides one by the other", found.divided),
+        ],
+        location=found.counted,
+        observed=f"for predictions that are 1 everywhere, the average{on_line(found.divided)} is {found.low:.3g} to "
+        f"{found.high:.3g} where {'most' if found.certain else 'equally many'} windows meet",
+        cause=f"{average.total} adds each of {found.windows} windows times weights{on_line(found.added)}, and "
+        f"{average.count} adds {found.number:g} at each place of a window",
+        because="a weighted mean of ones is 1, whatever the weights, where the divisor sums the same weights",
+        fix=f"let {average.count}{on_line(found.counted)} add the weights by which {average.total} is multiplied"
+        f"{on_line(found.added)}",
     )
