@@ -154,10 +154,14 @@ def signal_propagation(subject: Subject) -> Iterator[Finding]:
     """Measure, in the model as built, how far the samples of a batch lie apart after each layer with weights, and the gradient there.
 
     It reports both shrinking to less than a ten-thousandth from one end of five or more layers to the other, or both
-    growing more than ten-thousandfold. The last layer is left out, since a head may start at any scale.
+    growing more than ten-thousandfold, and a gradient that grows tenfold from layer to layer over three alike. The
+    last layer is left out, since a head may start at any scale.
     """
     subject.require_values()
     taps = layers.trunk(observe(subject).signals.taps)
+    if growing := layers.growing(taps):
+        yield explain.growing(subject, growing, evidence=layers.measured(taps))
+        return
     if len(taps) < layers.DEPTH:  # a signal cannot fade over fewer
         yield not_applicable(
             f"the model has {len(taps)} layers with weights; a signal fades over "

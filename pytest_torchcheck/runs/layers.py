@@ -158,6 +158,10 @@ FADING, BURSTING = 1e-4, 1e4
 """Ratio from which on it is said; nets of 8 plain layers, residual nets and transformers as built stay within."""
 
 
+GROWING = 10.0
+"""Growth of the gradient from one layer to the one before it, where both are alike; of 416 public models none has 1.2."""
+
+
 _REVERSAL = 0.25  # of the whole change in logarithms
 
 
@@ -174,6 +178,26 @@ def chain_of(taps: Sequence[Tap]) -> tuple[list[Tap], list[Tap]]:
     if len(gone) > 1 and (chain[-1].spread or 0.0) < FADED * (chain[0].spread or 0.0):
         return chain, gone[:-1]
     return chain[:-1], []
+
+
+def growing(taps: Sequence[Tap]) -> list[Tap]:
+    """Return three layers or more over which the gradient grows tenfold from each to the one before it; else none.
+
+    They are of one class and give one shape, each computes from the output of the one before it, and nothing is
+    normalised in between. The last layer is left out, since a head may start at any scale.
+    """
+    found: list[Tap] = []
+    for before, after in pairwise(taps[:-1]):
+        alike = (before.kind, before.shape) == (after.kind, after.shape)
+        fed = after.source == before.name and after.name != before.name
+        grows = (before.gradient or 0.0) >= GROWING * (after.gradient or math.inf)
+        if alike and fed and grows:
+            found = [*(found or [before]), after]
+        elif len(found) > 2:
+            break
+        else:
+            found = []
+    return found if len(found) > 2 else []
 
 
 def gradient_trend(chain: Sequence[Tap], forward: float) -> float:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .wrapping import Merged, Wrapped
 
 
+SPREADS = frozenset({"var", "std", "var_mean", "std_mean", "rsqrt"})
+"""Functions by which code normalises that calls no norm."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Tap:
     """The output of one call of one module.
@@ -34,6 +38,8 @@ class Tap:
         spread: Root mean square of the deviation between samples; None without a batch of two or more.
         gradient: Root mean square of the loss's gradient to the output; None where none arrived.
         weighted: Whether the module itself holds parameters of two or more dimensions.
+        source: Name of the layer from whose output its input was computed, where nothing was normalised
+            since the tap before; empty elsewhere.
     """
 
     name: str
@@ -44,6 +50,7 @@ class Tap:
     rms: float
     spread: float | None
     weighted: bool
+    source: str = ""
     gradient: float | None = None
 
 

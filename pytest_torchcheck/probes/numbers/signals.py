@@ -23,7 +23,7 @@ from ..recorded.watch import (
     unseen,
     version_of,
 )
-from . import grouped
+from . import grouped, signal_facts
 from .signal_facts import DRAWS, WATCHED, Averaging, Rectified, Signals, Squashed, Tap, Weights
 from .views import CHOICES, SEEN, Choices, Views
 from .wrapping import Conversions
@@ -111,6 +111,8 @@ class SignalWatch(Watch):
         self._flow: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._chains: list[tuple[str, str, Counter[str]]] = []
         self.strangers: list[Seen] = []
+        self._fed: dict[int, str | None] = {}  # by how many modules run
+        self._scaled = False
         self._filled: dict[int, tuple[weakref.ref[Tensor] | None, Location | None]] = {}
         self._reads, self._weights = Reads(), Weights()
         self._views, self._choices, self._groups = Views(), Choices(), grouped.Groups()
@@ -144,6 +146,7 @@ class SignalWatch(Watch):
         given = next(tensors_in(args), None)
         self._overwrites.entered(module, given)
         source = None if given is None else self._source(given)
+        self._fed[len(self.scopes)] = source
         if source == name:
             self.seen.chained.add(name)
         if source is not None and _has_own(module):
@@ -183,12 +186,9 @@ class SignalWatch(Watch):
         if in_backward():
             return
         output = next((t for t in tensors_in(result) if t.is_floating_point()), None)
-        if (
-            output is None
-            or output.layout != torch.strided
-            or output.is_nested
-            or not output.numel()
-        ):
+        if output is None or output.layout != torch.strided:
+            return
+        if output.is_nested or not output.numel():
             return
         name = self.scopes[-1].name
         if _has_own(module) or next(iter(module.parameters()), None) is not None:
@@ -201,9 +201,8 @@ class SignalWatch(Watch):
                 )
             return
         self._outputs[id(output)] = _Output.of(output, name, linear=isinstance(module, LINEAR))
-        if len(self.seen.taps) >= _MOST or not self._is_tapped(module):
-            return
-        if not readable(output):
+        full = len(self.seen.taps) >= _MOST
+        if full or not self._is_tapped(module) or not readable(output):
             return
         with unseen(output):
             values = output.detach()
@@ -218,8 +217,10 @@ class SignalWatch(Watch):
                 rms=(rms := _rms(values)),
                 spread=self._spread(values, rms),
                 weighted=any(p.dim() > 1 for p in _own(module)),
+                source="" if self._scaled else self._fed.get(len(self.scopes)) or "",
             )
         self.seen.taps.append(tap)
+        self._scaled = False
         if output.requires_grad:
             output.register_hook(_measure(tap))
 
@@ -229,6 +230,7 @@ class SignalWatch(Watch):
         """Follow which layer's output a value was computed from, and count what rectifiers set to zero."""
         name = getattr(func, "__name__", "")
         outside = not in_backward()
+        self._scaled |= "norm" in name or name in signal_facts.SPREADS
         if outside and name in WATCHED:
             self._average(name, args, kwargs, result)
         if outside and name in SEEN:
@@ -263,9 +265,9 @@ class SignalWatch(Watch):
                 self._filled.setdefault(id(result), (weakref.ref(result), self.locate()))
         if outside:
             self._conversions.called(func, args, kwargs, result, self.locate)
-        if not isinstance(result, Tensor) or not result.numel():
+        if not isinstance(result, Tensor) or not result.is_floating_point():
             return
-        if not result.is_floating_point() or not readable(result):
+        if not result.numel() or not readable(result):
             return
         if outside and name in SQUASHING:
             self._squashed(name_of(func), args, result)
