@@ -20,7 +20,7 @@ instances_share = One("diagnosis.training.initialisation:instances_share", "fact
 reads_last_instance = One(
     "diagnosis.training.initialisation:reads_last_instance", "factory-repeats"
 )
-growing = One("diagnosis.training.initialisation:growing", "signal-explodes")
+growing = One("diagnosis.gradient.growing:growing", "signal-explodes")
 fading = One("diagnosis.training.initialisation:fading")
 saturated = One("diagnosis.training.initialisation:saturated", "units-saturated", doubtful=True)
 unwritten = Each(
