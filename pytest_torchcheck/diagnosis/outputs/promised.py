@@ -90,15 +90,7 @@ def padding(
     """
     length, place = batch.tensors()[path].shape[promise.dim], None
     if refilled is not None:
-        whole = length + extra
-        place = mask_lines.leaking_line(
-            subject,
-            extended,
-            {length: refilled},
-            length=whole,
-            side=promise.side,
-            what="padded",
-        )
+        place = _leaking(subject, promise, extended, refilled, length, length + extra)
     if place is None and not contents:
         place = lengthening_line(
             subject,
@@ -132,6 +124,20 @@ def padding(
         else f"{extra} positions of {promise.pad} were appended on the {promise.side}",
         fix=_hide_from(place.op if place else ""),
         evidence={"gap": gap},
+    )
+
+
+def _leaking(
+    subject: Subject,
+    promise: PaddingInvariant,
+    extended: Batch,
+    refilled: Batch,
+    length: int,
+    whole: int,
+) -> Place | None:
+    """Return where other values at ``whole - length`` padded positions get into real ones."""
+    return mask_lines.leaking_line(
+        subject, extended, {length: refilled}, length=whole, side=promise.side, what="padded"
     )
 
 
