@@ -92,7 +92,8 @@ CHECKS: tuple[Check, ...] = (
             "causality",
             "The output at position t does not depend on the input after t.",
             promise="Causal",
-            cost="1 F for each of up to 3 positions; 3 F of one sample of the largest declared sizes",
+            cost="1 F for each of up to 3 positions; 3 F of one sample of the largest declared sizes; where a "
+            "weight is zero in part, 3 S and as much again",
         ),
         check(
             "past-influence",

@@ -25,6 +25,7 @@ from ..runs.variants.woken import promise_woken
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
 from .batching import EXACT, ROUNDING, beyond_rounding
+from .kept_promises import held_to
 from .promised import find_input, perturbed, run_wide
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def causality(subject: Subject) -> Iterator[Finding]:
     """
     for promise in subject.promised("Causal"):
         assert isinstance(promise, promises.Causal)
-        found = promise_woken(subject, _causal, promise)
+        found = held_to(subject, _causal, promise)
         yield from also_at_largest(subject, found, functools.partial(_causal_long, promise=promise))
 
 

@@ -23,11 +23,12 @@ from ..runs.variants.padding import (
     real_positions,
     refill,
 )
-from ..runs.variants.woken import also_woken, promise_woken
+from ..runs.variants.woken import also_woken
 from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
 from .batching import EXACT, ROUNDING, beyond_rounding, draws_in_eval
+from .kept_promises import held_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -98,7 +99,7 @@ def padding_invariance(subject: Subject) -> Iterator[Finding]:
     """Append padding, and other values where a mask or lengths say so; compare the outputs of real positions."""
     for promise in subject.promised("PaddingInvariant"):
         assert isinstance(promise, promises.PaddingInvariant)
-        found = promise_woken(subject, _padding, promise)
+        found = held_to(subject, _padding, promise)
         yield from also_at_largest(subject, found, _long(_padding, promise), room=_EXTRA)
 
 
@@ -273,7 +274,7 @@ def permutation_invariance(subject: Subject) -> Iterator[Finding]:
         yield from also_woken(subject, _edge_order)
     for promise in declared:
         assert isinstance(promise, promises.PermutationInvariant)
-        found = promise_woken(subject, _permute, promise, None)
+        found = held_to(subject, _permute, promise, None)
         yield from also_at_largest(subject, found, _long(_permute_apart, promise, None))
 
 
@@ -286,7 +287,7 @@ def permutation_equivariance(subject: Subject) -> Iterator[Finding]:
             if promise.output_dim is not None
             else next(iter(promise.dims.values()))
         )
-        found = promise_woken(subject, _permute, promise, output_dim)
+        found = held_to(subject, _permute, promise, output_dim)
         yield from also_at_largest(subject, found, _long(_permute_apart, promise, output_dim))
 
 

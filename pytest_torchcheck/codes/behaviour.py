@@ -57,6 +57,9 @@ state_not_carried = One("diagnosis.outputs.causal:state_not_carried", "past-unre
 past_unread = One("diagnosis.outputs.causal:past_unread", "past-unread")
 padding = One("diagnosis.outputs.promised:padding", "padding-leak")
 permutation = One("diagnosis.outputs.promised:permutation", "order-dependent", doubtful=True)
+zeros_filled = One(
+    "diagnosis.stored.refilled:zeros_filled", "future-leak padding-leak order-dependent"
+)
 
 random_in_eval = One("diagnosis.outputs.modes:random_in_eval", "random-in-eval", doubtful=True)
 

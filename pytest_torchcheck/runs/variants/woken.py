@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,9 @@ from ...explanation import listed
 from ...objects import trees
 from ...objects.kinds import here
 from ...state import is_lazy
-from ...subject import Subject
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
+from .copied import of_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...findings import Finding
+    from ...subject import Subject
 
 _TINY = 1e-2
 """Largest value of a scale that starts so small that what it multiplies is hidden."""
@@ -88,14 +88,7 @@ def woken(subject: Subject) -> tuple[Subject, list[str]] | None:
     if model is None:
         return None
     _draw(model, names, subject.seed)
-    contract = copy.copy(subject.contract)
-    contract.model = model
-    dtype = None if subject.dtype is None else str(subject.dtype).removeprefix("torch.")
-    device, examples = str(subject.device), subject.examples
-    made = Subject(contract, device=device, dtype=dtype, seed=subject.seed, examples=examples)
-    if "rows" in subject.cache:  # they follow from the sizes, not from the weights
-        made.cache["rows"] = subject.cache["rows"]
-    return made, names
+    return of_model(subject, model), names
 
 
 @remembered("hiding-weights")
