@@ -119,6 +119,13 @@ CHECKS: tuple[Check, ...] = (
             "samples with torch's running statistics",
             axes="once",
         ),
+        check(
+            "dropped-values",
+            "What training drops is drawn in each forward, and what it keeps is scaled so that its mean stays.",
+            cost="none where the training forward draws nothing; else 1 F of a few samples where a class of the model asks "
+            "for its mode, and 128 calls of each kind of its modules that drop values",
+            axes="once",
+        ),
     ),
     *family(
         "promised",

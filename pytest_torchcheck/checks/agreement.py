@@ -11,6 +11,8 @@ from ..codes import behaviour as explain
 from ..late import Late
 from ..runs.facts import copied, forward_facts
 from ..runs.training.observation import digests
+from ..runs.variants.dropping import dropping
+from ..runs.variants.kept_noise import kept_noise
 from ..runs.variants.settling import (
     alike_in_few,
     apart_with,
@@ -173,3 +175,26 @@ def _statistics(subject: Subject, seen: Settled, distance: float) -> Finding:
             f"{len(seen.limits)} running statistics settle where evaluation gives what training gives"
         )
     return explain.statistics_biased(subject, list(seen.written), distance)
+
+
+def dropped_values(subject: Subject) -> Iterator[Finding]:
+    """Call modules that drop values in training, and are the identity in eval mode, many times with one input.
+
+    The mean of output over input must be 1, within what so few draws tell, unless kept values are not scaled.
+    Noise that the first training forward draws and keeps in an attribute must be drawn again by later ones.
+    """
+    if not (subject.has_modes and forward_facts(subject, train=True).consumed):
+        yield not_applicable("the training forward draws no random numbers")
+        return
+    if (stale := kept_noise(subject)) is not None:
+        yield explain.noise_kept(subject, stale)
+        return
+    found = dropping(subject)
+    for one in found:
+        if not one.keeps_mean:
+            yield explain.dropout_scale(subject, one)
+            return
+    if not found:
+        yield not_applicable("no module of the model's own drops values in training alone")
+        return
+    yield passed(f"{len(found)} modules that drop values keep the mean of their input")

@@ -96,6 +96,8 @@ modes_differ = One("diagnosis.outputs.modes:modes", "modes-differ", doubtful=Tru
 folded = One("diagnosis.outputs.switches:folded", "modes-differ")
 part_with_statistics = One("diagnosis.outputs.modes:part_with_statistics", "modes-differ")
 statistics_biased = One("diagnosis.outputs.modes:differ", "statistics-biased")
+dropout_scale = One("diagnosis.noise.dropped:scaled", "dropout-scale")
+noise_kept = One("diagnosis.noise.kept:kept", "noise-kept")
 
 ENTAILS = (
     rule(

@@ -1,0 +1,1 @@
+"""Explanations of noise that training draws: how it is scaled, and whether it is drawn again."""
