@@ -179,6 +179,17 @@ CHECKS: tuple[Check, ...] = (
         axes="once",
     ),
     *family(
+        "losses.padded",
+        check(
+            "excluded-targets",
+            "Padded values of a target that a mask or lengths beside it exclude have no influence on the loss.",
+            needs=("loss", "targets"),
+            cost="nothing where no target holds padded values; else 1 F, shared, 4 calls of the loss, and 12 backward passes "
+            "through it where padding is read",
+        ),
+        axes="once",
+    ),
+    *family(
         "losses.labels",
         check(
             "label-shift",
