@@ -61,6 +61,7 @@ self_counted = One("diagnosis.loss.pairing:self_counted", "self-counted", doubtf
 by_place = One("diagnosis.loss.pairing:by_place", "weight-by-place", doubtful=True)
 mean_over_others = One("diagnosis.loss.weights:mean_over_others", "mean-over-others")
 divided_again = One("diagnosis.loss.weights:divided_again", "mean-divided")
+met_samples = One("diagnosis.loss.weights:met_samples", "loss-broadcast")
 mixed_reductions = One("diagnosis.loss.weights:mixed_reductions", "reductions-mixed")
 
 deaf_gradient = One("diagnosis.loss.pairing:deaf_gradient", "gradient-without-targets")

@@ -55,10 +55,10 @@ class _Known:
     noise: tuple[int, ...] = ()
 
 
-def shared_noise(subject: Subject) -> SharedNoise | None:
-    """Run a training forward of a batch whose size no other dimension has; return the first noise that samples share.
+def lonely_size(subject: Subject) -> int | None:
+    """Return a number of samples that no other dimension of the batch or the parameters has.
 
-    None where there is no such size, or no dimension for the samples.
+    None where there is no such number, or no dimension for the samples.
     """
     symbol, batch = subject.source.batch_symbol, subject.batch()
     size = 0 if symbol is None else batch.sizes.get(symbol, 0)
@@ -72,14 +72,23 @@ def shared_noise(subject: Subject) -> SharedNoise | None:
         for dim, length in enumerate(tensor.shape)
         if axes.get(path) != dim
     } | {length for tensor in subject.model.parameters() for length in tensor.shape}
-    sizes = [
+    sizes = (
         n for n in _SIZES if n not in taken and not (span.declared and n > max(span.high, size))
-    ]
-    if not sizes:
+    )
+    return next(sizes, None)
+
+
+def shared_noise(subject: Subject) -> SharedNoise | None:
+    """Run a training forward of a batch whose size no other dimension has; return the first noise that samples share.
+
+    None where there is no such size, or no dimension for the samples.
+    """
+    symbol, batch, size = subject.source.batch_symbol, subject.batch(), lonely_size(subject)
+    if symbol is None or size is None:
         return None
-    rows = subject.source.rows(batch, torch.arange(sizes[0]) % size)
+    rows = subject.source.rows(batch, torch.arange(size) % batch.sizes[symbol])
     with subject.pristine(train=True, seeded=True) as model, torch.no_grad():
-        watch = SharedNoiseWatch(model, sizes[0])
+        watch = SharedNoiseWatch(model, size)
         try:
             with watch:
                 subject.call(model, rows.clone())

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 untaught_term = Late("runs.losses.flat:untaught_term")
 """It records runs; few losses are sums."""
+met_samples = Late("runs.losses.met_samples:met_samples")
+"""It is asked where numbers of all samples meet in a product."""
 
 _SURE = 250.0
 """A difference of logits at which the smaller probability is 0 in float32, and its logarithm is
@@ -100,10 +102,13 @@ def loss_shapes(subject: Subject) -> Iterator[Finding]:
     """Look for outputs and targets that are stretched against each other by broadcasting.
 
     Within the model it is the calls of torch's losses that are looked at: of a loss that the model computes itself,
-    and of a term that it adds to the declared one.
+    and of a term that it adds to the declared one; and products of two numbers for each sample, such as weights and
+    losses, that have one for each pair of samples and are only averaged.
     """
     seen = evidence(subject)
     found = list(_stretches(subject, seen, set()))
+    if not found and seen.crosses and (met := met_samples(subject)) is not None:
+        found.append(explain.met_samples(subject, met))
     yield from found[:1]
     if found:
         return
@@ -271,7 +276,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
     if (away := turned(seen.directions)) is not None:
         found.append(explain.turned(subject, away))
-    found += _of_others(seen)
+    found += _of_others(subject, seen)
     yield from found
     if found:
         return
@@ -300,11 +305,14 @@ def _of_derivatives(subject: Subject, seen: LossEvidence) -> list[Finding]:
     ]
 
 
-def _of_others(seen: LossEvidence) -> list[Finding]:
-    """Say that a step compares samples with the targets of others."""
+def _of_others(subject: Subject, seen: LossEvidence) -> list[Finding]:
+    """Say that a step compares samples with the targets of others, or multiplies what belongs to them."""
     if seen.fed and (mixed := shuffled(seen.directions)) is not None:
         return [explain.shuffled(mixed)]
-    return [] if seen.regrouped is None else [explain.regrouped(seen.regrouped)]
+    if seen.regrouped is not None:
+        return [explain.regrouped(seen.regrouped)]
+    met = met_samples(subject, step=True) if seen.crosses and not seen.broadcasts else None
+    return [] if met is None else [explain.met_samples(subject, met)]
 
 
 def _samples_of(subject: Subject) -> tuple[int, ...] | None:

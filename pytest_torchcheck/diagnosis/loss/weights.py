@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ...probes.loss.slopes import LossOfOutput
     from ...probes.loss.weights import Crowding, Reductions
+    from ...runs.losses.met_samples import MetSamples
     from ...subject import Subject
 
 _CLOSE = 1e-3
@@ -217,3 +218,31 @@ class Divisors(Watch):
     def zero(self) -> Op | None:
         """What made the first divisor that is 0 somewhere."""
         return next((op for by, op in self.divided if bool((by == 0).any())), None)
+
+
+def met_samples(subject: Subject, found: MetSamples) -> Finding:
+    """Explain a product of one number for each sample with another, in which each meets those of all samples.
+
+    Args:
+        subject: Whose loss.
+        found: The product.
+    """
+    row, column, result = (list(shape) for shape in found.shapes)
+    place = found.op.location or loss_line(subject)
+    name = found.op.module
+    culprits = [Culprit("loss", "loss", f"{found.op.name} of {row} and {column}", place)]
+    if name:
+        culprits.append(Culprit("module", name, "computes it", place))
+    return violated(
+        "loss-broadcast",
+        f"{row} and {column}, one number for each sample, broadcast to {result}: each meets those of all samples",
+        culprits=culprits,
+        location=place,
+        observed=f"in a batch of {found.samples}, {found.op.name} of {row} and {column} gives {result}, of which only sums and "
+        "means are taken",
+        cause="a mean over all pairs of samples is the product of two means: a weight has no say in which sample counts",
+        because="both were broadcast: neither has the shape of the result, and no other dimension has the size of the batch; "
+        "with another first sample, they change there most",
+        fix=f"give both the shape {row}{on_line(found.op.location)}: flatten the one of shape {column}",
+        evidence={"samples": found.samples},
+    )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..recorded.watch import Op
 
 _PRODUCTS: Final = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
+PRODUCTS: Final = _PRODUCTS | {"__imul__", "div", "divide", "true_divide", "__truediv__"}
 _KEEPING: Final = frozenset(
     {"detach", "clone", "contiguous", "to", "float", "double", "neg", "__neg__", "data"}
 )
@@ -308,3 +309,14 @@ def _next(form: Form, bare: str, args: Any) -> Form | None:
         ):
             return "doubt"
     return None
+
+
+def crosses(a: Tensor, b: Tensor) -> bool:
+    """Say whether one of two tensors holds a number for each entry of its only dimension, the other one of its first.
+
+    ``[B]`` and ``[B, 1]``, or ``[B, 1, 1]``, broadcast to each number of one beside each of the other.
+    """
+    row, column = (a, b) if a.dim() <= b.dim() else (b, a)
+    if row.dim() != 1 or column.dim() < 2 or len(row) != len(column) or len(row) < 2:
+        return False
+    return column.numel() == len(column) and row.is_floating_point() and column.is_floating_point()

@@ -13,7 +13,7 @@ from ...objects.weak import ByTensor
 from ..gradient.surrogates import DeadTerms
 from ..recorded.unread import Reads
 from ..recorded.watch import Op, Watch, name_of
-from .axes import CrossedAxes, FocalMeans
+from .axes import PRODUCTS, CrossedAxes, FocalMeans, crosses
 from .directions import Comparisons
 from .noise import NoiseTargets
 from .undefined import UndefinedValues
@@ -160,6 +160,7 @@ class LossWatch(Watch):
         self.comparisons = Comparisons()
         self.undefined = UndefinedValues()
         self.noise = NoiseTargets()
+        self.crosses = False  # whether numbers of all samples meet in a product
         self._squashes = 0
         self._probabilities: ByTensor[tuple[Op, int]] = ByTensor()
         self._logged: ByTensor[LogOf] = ByTensor()
@@ -206,6 +207,8 @@ class LossWatch(Watch):
             self.lengths.see(bare, args, kwargs, result, lambda: self.op(name))
             self.noise.see(name, bare, args, kwargs, result, lambda: self.op(name))
             self.focal.see(name, bare, args, result, lambda: self.op(name))
+            if bare in PRODUCTS and len(inputs) == 2:
+                self.crosses = self.crosses or crosses(*inputs)
             if self._losing and not self.scopes:
                 self.undefined.see(func, args, kwargs, result, lambda: self.op(name))
             if self._losing and bare != "__get__":

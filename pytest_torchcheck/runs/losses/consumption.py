@@ -129,7 +129,7 @@ class LossEvidence:
     log-probabilities of another dimension, ``cosines`` the products of unit vectors that give none,
     ``undefined`` the functions that gave NaN for finite numbers,
     ``noise`` the predictions that are compared with random ones, ``loses`` whether a result went unread,
-    ``terms`` how many numbers the loss is the sum of.
+    ``terms`` how many numbers the loss is the sum of, ``crosses`` whether a product has a number for each pair of samples.
     """
 
     shape: tuple[int, ...]
@@ -159,6 +159,7 @@ class LossEvidence:
     regrouped: Regrouped | None = None
     loses: bool = False
     terms: int = 1
+    crosses: bool = False
 
 
 class LossSight:
@@ -239,6 +240,7 @@ class LossSight:
             focal=tuple(self.watch.focal.found),
             noise=tuple(self.watch.noise.found),
             loses=self.watch.loses,
+            crosses=self.watch.crosses,
             terms=1 if loss.grad_fn is None else sum(not s for _, s in summands(loss.grad_fn)),
             directions=self.watch.comparisons.directions(
                 float(loss.detach()) if loss.dim() == 0 else math.nan, by_input

@@ -136,6 +136,7 @@ def step_evidence(subject: Subject) -> LossEvidence | None:
             crossed=watch.axes.every(),
             cosines=tuple(watch.lengths.found),
             noise=tuple(watch.noise.found),
+            crosses=watch.crosses,
             undefined=tuple(watch.undefined.without_pull()),
         )
 
