@@ -319,4 +319,6 @@ def crosses(a: Tensor, b: Tensor) -> bool:
     row, column = (a, b) if a.dim() <= b.dim() else (b, a)
     if row.dim() != 1 or column.dim() < 2 or len(row) != len(column) or len(row) < 2:
         return False
-    return column.numel() == len(column) and row.is_floating_point() and column.is_floating_point()
+    if column.numel() != len(column) or not (readable(row) and readable(column)):
+        return False
+    return row.is_floating_point() and column.is_floating_point()

@@ -117,6 +117,17 @@ class Constant(Weighted):
         return both.mean()
 
 
+class Mapped(Weighted):
+    """Multiplies what vmap hides: there is nothing to look at."""
+
+    def loss(self, error, weight):
+        def one(factor):
+            other = column(weight, 2)
+            return (error * factor * other).mean()
+
+        return torch.func.vmap(one)(torch.ones(8)).mean()
+
+
 def batch():
     return torch.randn(8, 3, 4), torch.randint(0, 20, (8,))
 
@@ -137,6 +148,7 @@ def test_each_weight_meets_every_sample(kind):
     "kind",
     [
         Aligned, BothColumns, Deliberate, Kernel, Contrast, Hardest, OffDiagonal, Einsum, Embedded, Constant,
+        Mapped,
     ],
 )  # fmt: skip
 def test_no_weight_meets_another_sample_by_mistake(kind):
