@@ -214,7 +214,7 @@ class LossWatch(Watch):
             if self._losing and bare != "__get__":
                 self._reads.given(inputs)
                 self._reads.returned(bare, inputs, result)
-            if name in LOSSES and inputs:
+            if name in LOSSES and inputs and not any(map(_mapped, inputs)):
                 self._loss(name, args, kwargs, inputs)
                 if (logged := self._logged.get(inputs[0])) is not None:
                     self.logs.append(logged)
@@ -378,6 +378,11 @@ POSITIVE = frozenset(
     {"exp", "exp_", "softplus", "relu", "relu_", "sigmoid", "sigmoid_", "square", "softmax"}
 )
 """What makes a rate, a variance or a probability, and never a logarithm of one."""
+
+
+def _mapped(tensor: Tensor) -> bool:
+    """Say whether ``vmap`` hides a tensor, which nobody can look at when it is over."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:

@@ -183,3 +183,17 @@ def test_within_a_step(wrong):
     )
     found = [f for f in contract.check(["step-losses"]).findings if f.code == "loss-broadcast"]
     assert bool(found) == wrong
+
+
+def test_a_loss_that_vmap_hides():
+    class Adapted(nn.Module):
+        """Takes a loss for each task by vmap, as a model that adapts to each does."""
+
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 4)
+
+        def forward(self, x, t):
+            return torch.func.vmap(lambda one: F.mse_loss(self.body(one), one))(x).mean()
+
+    assert finding(Adapted).status == "not-applicable", finding(Adapted)
