@@ -184,8 +184,8 @@ CHECKS: tuple[Check, ...] = (
             "excluded-targets",
             "Padded values of a target that a mask or lengths beside it exclude have no influence on the loss.",
             needs=("loss", "targets"),
-            cost="nothing where no target holds padded values; else 1 F, shared, 4 calls of the loss, and 12 backward passes "
-            "through it where padding is read",
+            cost="nothing where no target holds padded values; else 1 F, shared, 4 calls of the loss, and "
+            "12 backward passes through it where padding is read",
         ),
         axes="once",
     ),

@@ -122,9 +122,10 @@ CHECKS: tuple[Check, ...] = (
         check(
             "dropped-values",
             "What training drops is drawn in each forward, and what it keeps is scaled so that its mean stays.",
-            cost="none where the training forward draws nothing; else 1 F of a few samples where a class of the model asks "
-            "for its mode, 128 calls of each kind of its modules that drop values, and 3 F where a forward leaves tensors in "
-            "attributes",
+            cost="none where the training forward draws nothing; else 1 F of a few samples where a class of "
+            "the model asks "
+            "for its mode, 128 calls of each kind of its modules that drop values, and 3 F where a forward "
+            "leaves tensors in attributes",
             axes="once",
         ),
     ),

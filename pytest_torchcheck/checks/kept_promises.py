@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def held_to(subject: Subject, check: Callable[..., Finding], *declared: Any) -> Iterator[Finding]:
-    """Yield what a subject makes of one promise; what holds by zeros in a weight must hold after the steps that fill them.
+    """Yield what a subject makes of one promise, with zeros that training fills as well.
+
+    What holds by zeros in a weight must hold after the steps that fill them.
 
     Args:
         subject: The model as built.

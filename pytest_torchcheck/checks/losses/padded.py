@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def excluded_targets(subject: Subject) -> Iterator[Finding]:
     """Change the padded values of a target by how far they lie behind the last real one of their row.
 
-    They hold one number, and a mask or lengths among the targets mark them. A loss that ignores those that are further
-    off, and compares an output with the first as it does with real ones, reads the mask at another place than the values.
+    They hold one number, and a mask or lengths among the targets mark them. A loss that ignores those that are
+    further off, and compares an output with the first as it does with real ones, reads the mask at another
+    place than the values.
     """
     loss = "the batch is drawn" if subject.batch().origin == "drawn" else loss_of_output(subject)
     if isinstance(loss, str):

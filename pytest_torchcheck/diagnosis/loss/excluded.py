@@ -35,7 +35,8 @@ def padding_read(subject: Subject, loss: LossOfOutput, found: ReadPadding) -> Fi
     )
     beside = "one place" if found.reach == 1 else f"{found.reach} places"
     fix = (
-        f"the value at t + {away} counts where the mask is set at t + {away}: slice {padded.marks} as {padded.path} is sliced"
+        f"the value at t + {away} counts where the mask is set at t + {away}: slice {padded.marks} as "
+        f"{padded.path} is sliced"
         if padded.kind == "mask" and away
         else f"exclude what lies at {padded.marks} and after it"
     )
@@ -48,10 +49,11 @@ def padding_read(subject: Subject, loss: LossOfOutput, found: ReadPadding) -> Fi
         ],
         location=line,
         observed=f"in each of {found.rows} rows, a high value at {places} (such as {found.place}) pulls "
-        f"{found.output} up at {found.at}, and a low one pulls it down, as at real places; padding further off has no influence",
+        f"{found.output} up at {found.at}, and a low one pulls it down, as at real places; padding further "
+        "off has no influence",
         cause=f"the {padded.kind} {padded.marks} is read {beside} beside the values that it belongs to",
-        because=f"{padded.path} holds one number wherever {padded.marks} excludes it; other numbers there change the loss at "
-        f"{places} of a row, and at no later one",
+        because=f"{padded.path} holds one number wherever {padded.marks} excludes it; other numbers there "
+        f"change the loss at {places} of a row, and at no later one",
         fix=fix,
         evidence={"place": found.place, "position": found.at, "reach": found.reach},
     )  # fmt: skip

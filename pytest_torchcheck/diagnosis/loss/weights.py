@@ -238,11 +238,13 @@ def met_samples(subject: Subject, found: MetSamples) -> Finding:
         f"{row} and {column}, one number for each sample, broadcast to {result}: each meets those of all samples",
         culprits=culprits,
         location=place,
-        observed=f"in a batch of {found.samples}, {found.op.name} of {row} and {column} gives {result}, of which only sums and "
+        observed=f"in a batch of {found.samples}, {found.op.name} of {row} and {column} gives {result}, of "
+        f"which only sums and "
         "means are taken",
-        cause="a mean over all pairs of samples is the product of two means: a weight has no say in which sample counts",
-        because="both were broadcast: neither has the shape of the result, and no other dimension has the size of the batch; "
-        "with another first sample, they change there most",
+        cause="a mean over all pairs of samples is the product of two means: a weight has no say in which "
+        "sample counts",
+        because="both were broadcast: neither has the shape of the result, and no other dimension has the "
+        "size of the batch; with another first sample, they change there most",
         fix=f"give both the shape {row}{on_line(found.op.location)}: flatten the one of shape {column}",
         evidence={"samples": found.samples},
     )

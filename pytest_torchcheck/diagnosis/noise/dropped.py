@@ -34,15 +34,18 @@ def scaled(subject: Subject, found: Dropping) -> Finding:
     number = "the share that it keeps" if found.follows else f"{found.scale:.3g}"
     return violated(
         "dropout-scale",
-        f"{name} multiplies what it keeps by {found.scale:.3g}, which gives {found.mean:.3g} times the mean of its input",
+        f"{name} multiplies what it keeps by {found.scale:.3g}, which gives {found.mean:.3g} times the mean "
+        f"of its input",
         culprits=[Culprit("module", name, f"{kind} keeps {found.share:.3g} of all values", location)],
         location=location,
-        observed=f"in training, {found.share:.3g} of all values are kept and multiplied by {number}: the mean of output "
+        observed=f"in training, {found.share:.3g} of all values are kept and multiplied by {number}: the "
+        f"mean of output "
         f"over input is {found.mean:.3g}, with an error of {found.error:.1g}; in eval mode the output is the input",
-        cause=f"kept values must be multiplied by 1 / {found.share:.3g}, the inverse of the kept share, so that the next "
+        cause=f"kept values must be multiplied by 1 / {found.share:.3g}, the inverse of the kept share, so "
+        f"that the next "
         "layer gets in training what it gets in evaluation",
-        because="one input without zeros, given many times with other seeds: all values of the output are 0 or the input "
-        "times one number",
+        because="one input without zeros, given many times with other seeds: all values of the output are 0 "
+        "or the input times one number",
         fix="divide by the kept share, mask.mean() or 1 - p, instead of multiplying by it"
         if found.follows or found.scale < 1
         else "multiply kept values by 1 / (1 - p), where p is the share that is dropped",

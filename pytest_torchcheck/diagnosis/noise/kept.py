@@ -34,12 +34,14 @@ def kept(subject: Subject, found: KeptNoise) -> Finding:
             Culprit("module", name.rpartition(".")[0] or kind, f"{kind} keeps it", found.location),
         ],
         location=found.location or piece.location,
-        observed=f"{name} {shape} is as the first of {found.calls} training forwards drew it after all of them, though each had "
+        observed=f"{name} {shape} is as the first of {found.calls} training forwards drew it after all of "
+        f"them, though each had "
         "another seed; evaluation does not read it",
         cause=f"{kind} draws it only where it has none, and nothing takes it away again"
         + (": the same values are dropped in every batch" if mask else ""),
         because=f"with another draw in {name} the training output changes, and that of evaluation does not",
-        fix=f"draw it in each training forward, or set {name.rpartition('.')[2]} to None at its start; where it is to be the "
+        fix=f"draw it in each training forward, or set {name.rpartition('.')[2]} to None at its start; "
+        f"where it is to be the "
         "same for all time steps of one forward, draw it before the first step",
         evidence={"shape": shape, "dropped": found.dropped},
     )  # fmt: skip

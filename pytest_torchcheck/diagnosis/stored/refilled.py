@@ -54,7 +54,7 @@ def zeros_filled(subject: Subject, found: Finding, trained: Trained) -> Finding:
 
 
 def _mask_of(model: nn.Module, name: str) -> str:
-    """Return the tensor beside a parameter that is zero where the parameter is, and nowhere else; else an empty string."""
+    """Return the name of a tensor beside a parameter that has the same zeros; else an empty string."""
     owner, _, key = name.rpartition(".")
     module = model.get_submodule(owner)
     zero = getattr(module, key).detach() == 0

@@ -20,7 +20,7 @@ _ROWS: Final = 3
 """Rows that are asked, all of which must show the same."""
 _DISTINCT: Final = 8
 _RARE: Final = 0.1
-"""Share of real values that may be the padding's: numbers that are mostly 0, or flags, say nothing of what is padding."""
+"""Share of real values that may be the padding's: numbers that are mostly 0, or flags, tell nothing of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def padded_targets(targets: Mapping[str, torch.Tensor]) -> Iterator[Padded]:
 
 
 def _first_side(told: torch.Tensor, samples: int, length: int) -> tuple[str, torch.Tensor | None]:
-    """Return where rows have what they begin with, bool ``[B, T]``, as a mask of runs or lengths say it; None for others."""
+    """Return where rows have what they begin with, bool ``[B, T]``; None where nothing says it by runs or lengths."""
     if told.dim() == 1 and not told.is_floating_point() and told.dtype != torch.bool:
         fits = len(told) == samples and bool((told >= 1).all()) and bool((told <= length).all())
         first = torch.arange(length, device=told.device) < told[:, None]
@@ -121,7 +121,7 @@ def _distance(padding: torch.Tensor) -> torch.Tensor:
 
 
 def read_padding(loss: LossOfOutput, padded: Padded) -> ReadPadding | None:
-    """Return the padding beside the border that a loss reads as it reads real values, though it ignores all that is further off.
+    """Return the padding beside the border that a loss reads as real values, though it ignores the rest.
 
     None where it ignores all of it, reads more of it, or compares an output with several places.
 
@@ -177,7 +177,7 @@ def read_padding(loss: LossOfOutput, padded: Padded) -> ReadPadding | None:
 def _pulled(
     high: Mapping[str, torch.Tensor], low: Mapping[str, torch.Tensor], row: int, place: int
 ) -> tuple[str, int] | None:
-    """Return which output is pulled up by a high target and down by a low one, and how far from its place; None of several."""
+    """Return the one output that a high target pulls up and a low one down, and how far from its place it is."""
     found = []
     for path in high.keys() & low.keys():
         moved = ((high[path] < 0) & (low[path] > 0)).nonzero()

@@ -129,7 +129,8 @@ class LossEvidence:
     log-probabilities of another dimension, ``cosines`` the products of unit vectors that give none,
     ``undefined`` the functions that gave NaN for finite numbers,
     ``noise`` the predictions that are compared with random ones, ``loses`` whether a result went unread,
-    ``terms`` how many numbers the loss is the sum of, ``crosses`` whether a product has a number for each pair of samples.
+    ``terms`` how many numbers the loss is the sum of, ``crosses`` whether a product has one for each pair of
+    samples.
     """
 
     shape: tuple[int, ...]

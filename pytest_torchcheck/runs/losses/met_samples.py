@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 _MEANS: Final = frozenset({"mean", "sum", "nanmean", "nansum"})
-_SUMS: Final = frozenset({"add", "__add__", "__radd__", "__iadd__", "sub", "__sub__", "__rsub__", "neg", "__neg__"})  # fmt: skip
-_READ: Final = frozenset({"__get__", "size", "dim", "numel", "__len__", "is_floating_point", "stride", "ndimension"})  # fmt: skip
+_SUMS: Final = frozenset(
+    {"add", "__add__", "__radd__", "__iadd__", "sub", "__sub__", "__rsub__", "neg", "__neg__"}
+)
+_READ: Final = frozenset(
+    {"__get__", "size", "dim", "numel", "__len__", "is_floating_point", "stride", "ndimension"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class MetSamples:
 
 
 def met_samples(subject: Subject, *, step: bool = False) -> MetSamples | None:
-    """Return the first such product of a forward and its loss, or of the declared step, in a batch of a size of its own.
+    """Return the first such product of a forward and its loss, or of the step, in a batch of a size of its own.
 
     One operand must follow each sample: with another first sample, it changes there most.
 
@@ -118,7 +122,7 @@ class _Products(Watch):
 
     @property
     def found(self) -> list[tuple[Op, tuple[Tensor, Tensor]]]:
-        """The products that are reduced over both dimensions of samples, and not used otherwise, with their operands."""
+        """The products with their operands that are reduced over both dimensions, and not used otherwise."""
         kept = self._reduced - self._otherwise
         return [one for number, one in enumerate(self._made) if number in kept]
 

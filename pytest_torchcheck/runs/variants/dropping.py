@@ -25,7 +25,7 @@ _EACH: Final = 2
 """Modules of one class that are asked: those of a deep net differ in their rate alone."""
 _SAME: Final = 1e-3
 _LESS, _MORE = 0.05, 0.25
-"""How far the mean may be from that of the input: below it, and above it, where the share that is dropped may be estimated."""
+"""How far the mean may be below that of the input, and above it, where the dropped share may be estimated."""
 _SIGMAS: Final = 6.0
 
 
