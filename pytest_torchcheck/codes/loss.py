@@ -77,7 +77,7 @@ unread = One("diagnosis.loss.targets:unread", "target-unread")
 without_effect = One("diagnosis.loss.targets:without_effect", "targets-ignored")
 one_suits_all = One("diagnosis.loss.bounds:one_suits_all", "targets-ignored")
 skipped = One("diagnosis.loss.targets:skipped", "target-unread targets-ignored", doubtful=True)
-padding_read = One("diagnosis.loss.excluded:padding_read", "mask-shifted")
+padding_read = One("diagnosis.padding.excluded:padding_read", "mask-shifted")
 log_determinant = One("diagnosis.loss.volumes:log_determinant", "log-determinant")
 
 ENTAILS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...codes import loss as explain
-from ...probes.loss.padded import padded_targets, read_padding
+from ...probes.positions.padded_targets import padded_targets, read_padding
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
 from .targets import loss_of_output

@@ -19,8 +19,20 @@ from ...subject.gradients import clear_gradients
 from ...subject.remembered import remembered
 from ..training.few import many_targets
 from ..variants.woken import jitter, jittered
-from .followed import APART, CLOSE, CLOSE_ROUNDED, FIRST, SURE, Descent, Slope
-from .lengths import SHORT, STEEP_SHORT, STEEPEST, is_steep, steps_of
+from .followed import (
+    APART,
+    CLOSE,
+    CLOSE_ROUNDED,
+    FIRST,
+    SHORT,
+    STEEP_SHORT,
+    STEEPEST,
+    SURE,
+    Descent,
+    Slope,
+    is_steep,
+    steps_of,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

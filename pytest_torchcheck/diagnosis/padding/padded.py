@@ -9,8 +9,8 @@ from ...explanation import by_forward, on_line
 from ...findings import Culprit, Finding
 from ...probes.recorded.operations import record
 from ...verdicts import suspicious, violated
-from .consumed import declared_loss_line
-from .targets import made_for_loss
+from ..loss.consumed import declared_loss_line
+from ..loss.targets import made_for_loss
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from ...objects import trees
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from .slopes import LossOfOutput
+    from ..loss.slopes import LossOfOutput
 
 _REACH: Final = 2
 """Padded positions beside the border that a shift may let in."""

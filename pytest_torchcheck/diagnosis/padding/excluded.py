@@ -10,12 +10,12 @@ from ...explanation import on_line
 from ...findings import Culprit
 from ...probes.recorded.operations import record
 from ...verdicts import violated
-from .consumed import culprit, declared_loss_line
+from ..loss.consumed import culprit, declared_loss_line
 
 if TYPE_CHECKING:
     from ...findings import Finding, Location
-    from ...probes.loss.padded import ReadPadding
     from ...probes.loss.slopes import LossOfOutput
+    from ...probes.positions.padded_targets import ReadPadding
     from ...subject import Subject
 
 

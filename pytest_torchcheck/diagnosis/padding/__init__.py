@@ -1,0 +1,1 @@
+"""Padding that counts in a loss, explained."""
