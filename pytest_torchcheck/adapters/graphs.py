@@ -7,9 +7,10 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ..batches import Batch
+from ..state import isolated
 from .base import Adapted, AdapterError
 
 if TYPE_CHECKING:
@@ -60,12 +61,24 @@ def is_graph(value: Any) -> bool:
 def _first(batch: Any) -> Any:
     """Return the graph that is given; of a loader of graphs, which collates none, the first."""
     if isinstance(batch, DataLoader):
-        dataset: Any = batch.dataset
-        example = dataset[0] if hasattr(dataset, "__getitem__") and len(dataset) else None
-        return next(iter(batch), None) if is_graph(example) else None
+        return next(iter(batch), None) if is_graph(_sample(batch.dataset)) else None
     if isinstance(batch, tuple | list) and len(batch) == 2 and batch[1] is None:
         return batch[0]
     return batch
+
+
+def _sample(dataset: Any) -> Any:
+    """Return a sample of a dataset; None where nothing but reading a stream gives one, or none can be read.
+
+    What a dataset raises is reported by the checks that read it, not while tests are collected.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        return None
+    try:
+        with isolated():
+            return dataset[0]
+    except Exception:  # the user's code
+        return None
 
 
 def tensors_of(graph: Any) -> dict[str, Tensor]:

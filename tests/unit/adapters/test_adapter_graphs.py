@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pytest_torchcheck import Contract, DeclarationError
 
@@ -125,3 +126,55 @@ def test_batches_of_torch_geometric() -> None:
             assert contract.adapted is not None
             assert contract.adapted.name == "graphs"
             assert broken(contract, *FAST) == []
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        for i in range(64):
+            yield torch.full((8,), i / 64), i % 3
+
+
+class Unsized(Dataset[Any]):
+    def __getitem__(self, at: int) -> Any:
+        return torch.full((8,), at / 64), at % 3
+
+
+class Raises(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, at: int) -> Any:
+        raise FileNotFoundError("no data here")
+
+
+class Draws(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, at: int) -> Any:
+        return torch.rand(8), at % 3
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(Stream(), batch_size=8),
+        DataLoader(Unsized(), batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7]]),
+        DataLoader(Draws(), batch_size=8),
+    ],
+    ids=["stream", "unsized", "draws"],
+)
+def test_a_loader_without_graphs_needs_no_length(loader: Any) -> None:
+    state = torch.get_rng_state()
+    contract = Contract(model=lambda: nn.Linear(8, 3), batch=loader, loss=F.cross_entropy)
+    assert contract.adapted is None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert broken(contract, *FAST) == []
+
+
+def test_what_a_dataset_raises_is_reported_when_it_is_read() -> None:
+    loader = DataLoader(Raises(), batch_size=4)
+    contract = Contract(model=lambda: nn.Linear(8, 3), batch=loader, loss=F.cross_entropy)
+    (finding,) = contract.check(["backward"]).findings
+    assert "no data here" in str(finding)
+    assert finding.code != "internal-error"
