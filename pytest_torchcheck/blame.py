@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 _HERE: Final = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _TORCH: Final = os.path.dirname(os.path.realpath(torch.__file__)) + os.sep
-_HANDED_ON: Final = "(*args, **kwargs)"  # an observer runs what it observes
+_HANDED_ON: Final = re.compile(
+    r"(?<![.\w])original\(|\w\((?:\w+, )*\*args(?:, \*\*(?:kwargs|\(kwargs or \{\}\)))?\)"
+)
+"""How an observer's line calls what it observes: with the arguments that it got, or some of them read already."""
 _RECURSION: Final = 50
 """Frames of one function from which on it is that which calls itself without end."""
 
@@ -47,7 +50,7 @@ def raised_by_observer(error: BaseException) -> bool:
         frame, line = frames[place]
         if is_own(frame):
             text = linecache.getline(frame.f_code.co_filename, line)
-            return _HANDED_ON not in text and any(_is_called(f) for f, _ in frames[:place])
+            return _HANDED_ON.search(text) is None and any(_is_called(f) for f, _ in frames[:place])
         if sources.rank(frame.f_code.co_filename):
             return False
     return False
