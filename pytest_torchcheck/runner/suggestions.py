@@ -169,10 +169,16 @@ def edited(edit: Edit, contract: Contract, model: nn.Module | None) -> Iterator[
 
 def _holder(edit: Edit, contract: Contract, model: nn.Module | None) -> types.FunctionType | None:
     """Return the innermost function in reach that holds the line of an edit."""
-    if sources.rank(edit.file) != 2:
+    if sources.rank(edit.file) != 2 or (model is not None and _is_scripted(model)):
         return None
     found = [f for f in _functions(edit.file, contract, model) if _holds(f.__code__, edit)]
     return max(found, key=lambda f: f.__code__.co_firstlineno, default=None)
+
+
+def _is_scripted(model: nn.Module) -> bool:
+    """Say whether a part of a model was compiled from its source, which a changed function does not change."""
+    torch = sys.modules["torch"]
+    return any(isinstance(part, torch.jit.RecursiveScriptModule) for part in model.modules())
 
 
 def _functions(

@@ -12,6 +12,7 @@ import torch.utils.deterministic
 
 from ..objects.held import random_state, set_random_state
 from .devices import device_loss_told
+from .scripts import scripts_answer
 from .settings import settings_kept
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ def _undisturbed() -> Iterator[None]:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         torch.set_grad_enabled(True)  # settings_kept() puts it back
+        stack.enter_context(scripts_answer())
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))

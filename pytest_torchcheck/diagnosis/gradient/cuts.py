@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CAUSES = {
     "never-used": "no operation of the forward reads it",
+    "compiled": "its gradient is lost within TorchScript, or after it: compiled operations are not recorded",
     "frozen": "it does not require a gradient in this forward",
     "detach": "detach() cuts the graph",
     "straight-through": (
@@ -54,6 +55,8 @@ CAUSES = {
 
 FIXES = {
     "never-used": "use it in forward, or delete it",
+    "compiled": "declare the model as it is before torch.jit, for which the line is found, or declare "
+    "MayLackGradient({names}, reason=...)",
     "frozen": "set requires_grad to True before it is used, or declare it: Frozen({names}, reason=...)",
     "detach": "drop .detach() on this line",
     "straight-through": "train it by a term of the loss that reads it without this line (a codebook "

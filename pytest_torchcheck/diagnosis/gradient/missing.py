@@ -10,6 +10,7 @@ from ... import sources
 from ...explanation import parameter
 from ...findings import Culprit, Finding, Location
 from ...probes.gradient.provenance import find_cut
+from ...probes.gradient.scripted import cuts_in_scripts
 from ...runs.again import forward_and_loss
 from ...text.wording import exact_globs, have, names_text
 from ...verdicts import suspicious, violated
@@ -43,6 +44,7 @@ def missing(subject: Subject, names: list[str], total: int) -> Iterator[Finding]
             {name: parameters[name] for name in names if name in parameters},
         )
     unread = [name for name in names if name in cuts and cuts[name].kind == "never-used"]
+    cuts.update(cuts_in_scripts(subject.model, unread))
     elsewhere = read_in_evaluation(subject, unread)
     groups: dict[Any, list[str]] = defaultdict(list)
     for name in names:
@@ -94,7 +96,7 @@ def _missing(
         fix += f", or declare MayLackGradient({named}, reason=...)"
     # the last bias of an energy has no influence on its derivative: correct models have it, and
     # a codebook behind a straight-through estimator may be trained by hand
-    doubtful = kind == "differentiated" or (
+    doubtful = kind in ("differentiated", "compiled") or (
         kind == "straight-through" and not _idle(subject, names)
     )
     judge = suspicious if doubtful else violated

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CutKind = Literal[
     "never-used",
+    "compiled",
     "frozen",
     "detach",
     "data",
@@ -41,7 +42,8 @@ CutKind = Literal[
 ]
 """How a parameter loses its gradient.
 
-``never-used`` no operation read it; ``frozen`` it takes no gradient (any more); ``detach``, ``data``,
+``never-used`` no operation read it; ``compiled`` TorchScript reads it, unseen;
+``frozen`` it takes no gradient (any more); ``detach``, ``data``,
 ``item``, ``numpy``, ``no-grad`` by that means; ``integer-cast`` a rounding, comparison, argmax or index;
 ``recreated`` a new tensor was made from the values; ``sampling`` a draw that is not reparameterised;
 ``checkpoint`` reentrant checkpointing whose inputs take no gradient; ``function`` a custom Function
