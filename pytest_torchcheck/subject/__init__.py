@@ -112,7 +112,7 @@ class Subject(PristineModel):
         loss = loss_on(self.device, self.contract.loss, self.cache)
         with self.phase("loss", batch, lambda: loss_of(loss, output, batch.targets)):
             if isinstance(loss, str):  # "output"
-                return as_number(own_loss(output))
+                return as_number(own_loss(output, self.cache.setdefault("own losses", {})))
             self.rehearsal.loss(self.contract.loss, output, batch)
             value = loss_of_leaves(loss, output, batch.targets, self.cache)
             if not isinstance(value, torch.Tensor):

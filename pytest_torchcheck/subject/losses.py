@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -89,31 +89,67 @@ def as_number(loss: torch.Tensor) -> torch.Tensor:
     return loss.reshape(()) if loss.shape == (1,) else loss
 
 
-def own_loss(output: Any) -> torch.Tensor:
+def own_loss(
+    output: Any, known: MutableMapping[tuple[Any, ...], list[Any]] | None = None
+) -> torch.Tensor:
     """Return the loss that a model returns with, or as, its output.
 
     A scalar tensor; ``output["loss"]`` or ``output.loss``; a tuple's first scalar; a dict of losses
     is summed.
+
+    Args:
+        output: What the model returned.
+        known: Keeps which values of a dict are losses, by its keys, for calls that build no graph.
 
     Raises:
         TypeError: None of them is there.
     """
     if isinstance(output, torch.Tensor):
         return output
-    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    named = isinstance(output, Mapping)
+    loss = output.get("loss") if named else getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    if isinstance(output, dict):
-        losses = [v for k, v in output.items() if "loss" in str(k) and isinstance(v, torch.Tensor)]
-        if losses:
-            return torch.stack([value.sum() for value in losses]).sum()
+    if named and (losses := _losses(output, {} if known is None else known)):
+        return torch.stack([output[key].sum() for key in losses]).sum()
     if isinstance(output, tuple | list):
         for item in output:
             if isinstance(item, torch.Tensor) and item.dim() == 0 and item.is_floating_point():
                 return item
     raise TypeError(
-        'loss="output" needs a model that returns a scalar tensor, a dict with "loss", an object with .loss, '
-        f"or a tuple with a scalar; it returned {type(output).__name__}"
+        'loss="output" needs a model that returns a scalar tensor, a dict with "loss" or of scalar losses, '
+        f"an object with .loss, or a tuple with a scalar; it returned {_returned(output)}"
+    )
+
+
+def _losses(
+    output: Mapping[Any, Any], known: MutableMapping[tuple[Any, ...], list[Any]]
+) -> list[Any]:
+    """Return the keys of a dict's losses: all of it where all are scalars with a graph, else those named so.
+
+    A scalar without a graph beside those that have one is a count or a score. Where nothing has one,
+    as under ``no_grad``, they are those of the call that had.
+    """
+    keys = tuple(output)
+    called = [k for k in keys if "loss" in str(k) and isinstance(output[k], torch.Tensor)]
+    if not keys or not all(_is_scalar(value) for value in output.values()):
+        return called
+    graph = [key for key in keys if output[key].requires_grad]
+    if not graph:
+        return known.get(keys) or called or list(keys)
+    known[keys] = graph if len(graph) == len(keys) else called or graph
+    return known[keys]
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() == 1
+
+
+def _returned(output: Any) -> str:
+    """Say what a model returned: an article, the type, and the keys of a dict."""
+    kind = f"a {type(output).__name__}"
+    return (
+        f"{kind} with the keys {', '.join(map(str, output))}" if isinstance(output, dict) else kind
     )
 
 

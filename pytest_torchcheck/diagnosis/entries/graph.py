@@ -160,11 +160,20 @@ def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 
 @entry(r"'(float|int|NoneType|tuple|list|dict|ndarray)' object has no attribute 'backward'",
-       r"the loss must be a tensor; it is a (\w+)")  # fmt: skip
+       r"the loss must be a tensor; it is a (\w+)", r'(loss="output") needs a model that returns .*; it returned (.*)')  # fmt: skip
 def not_a_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A loss that is no tensor."""
     place = scene.location
     kind = match[1]
+    if kind.startswith("loss"):
+        return scene.explain(
+            code="loss-not-tensor",
+            summary=f"the model returns no loss: {match[2]}",
+            observed=f"{kind} is declared; in train mode the model returned {match[2]}",
+            cause="a loss is a scalar tensor, under the key or name loss, or each value of a dict of scalars",
+            because=scene.said.replace("torch said", "the error says"),
+            fix="return the loss with the output, or declare loss=(output, targets) -> scalar",
+        )
     cause = {
         "NoneType": "the loss function returns nothing",
         "float": "the loss was turned into a Python number (.item(), float())",

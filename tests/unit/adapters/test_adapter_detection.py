@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_torchcheck import Contract
+from pytest_torchcheck.subject.losses import own_loss
 
 
 class Detector(nn.Module):
@@ -94,3 +95,65 @@ def test_a_loss_of_the_users_own_comes_first() -> None:
     assert made.adapted is None
     other = Contract(model=nn.Linear(4, 3), batch=(torch.ones(2, 4), None))
     assert other.adapted is None
+
+
+class Named(Detector):
+    """Gives its losses the names that it is told, and scores without a graph beside them."""
+
+    def __init__(self, box: str, label: str, *, score: str = "", cut: bool = False) -> None:
+        super().__init__(cut)
+        self.names, self.score = (box, label), score
+
+    def forward(self, images: list[Tensor], targets: Any = None) -> Any:
+        made = super().forward(images, targets)
+        if not self.training:
+            return made
+        losses = dict(zip(self.names, made.values(), strict=True))
+        return losses | ({self.score: next(iter(made.values())).detach()} if self.score else {})
+
+
+@pytest.mark.parametrize(
+    ("names", "score"),
+    [
+        (("bbox_regression", "classification"), ""),  # RetinaNet, SSD
+        (("loss_box", "objectness"), ""),
+        (("loss_box", "loss_label"), "recall"),
+        (("box", "label"), "recall"),
+    ],
+)
+def test_every_scalar_of_a_dict_of_losses_trains(names: tuple[str, str], score: str) -> None:
+    report = Contract(model=lambda: Named(*names, score=score), batch=data()).check()
+    assert not [str(f) for f in report.findings if f.status in ("violated", "error")]
+
+
+def test_a_cut_below_losses_of_any_name_is_found() -> None:
+    contract = Contract(
+        model=lambda: Named("bbox_regression", "classification", cut=True), batch=data()
+    )
+    (finding,) = contract.check(["gradients-exist"]).findings
+    assert (finding.status, finding.code) == ("violated", "grad-none")
+
+
+def test_scores_are_no_losses_with_or_without_a_graph() -> None:
+    known: dict[Any, Any] = {}
+    weight = torch.tensor(2.0, requires_grad=True)
+    made = {"box": weight * 3, "label": weight * 4, "recall": torch.tensor(0.5)}
+    assert own_loss(made, known).item() == 14
+    with torch.no_grad():
+        made = {"box": weight * 3, "label": weight * 4, "recall": torch.tensor(0.5)}
+        assert own_loss(made, known).item() == 14
+    assert own_loss({"logits": torch.ones(2, 3), "loss_ce": weight * 1}).item() == 2
+    assert own_loss({"loss": weight * 1, "kl": weight * 5}).item() == 2
+
+
+class NoLoss(Detector):
+    def forward(self, images: list[Tensor], targets: Any = None) -> Any:
+        features = torch.stack([self.body(image[None]).mean((0, 2, 3)) for image in images])
+        return {"boxes": self.box(features), "logits": self.label(features)}
+
+
+def test_a_dict_without_a_loss_is_said() -> None:
+    (finding,) = Contract(model=NoLoss, batch=data()).check(["backward"]).findings
+    assert (finding.status, finding.code) == ("violated", "loss-not-tensor")
+    assert "a dict with the keys boxes, logits" in finding.summary
+    assert "loss=" in finding.fix
