@@ -53,7 +53,7 @@ class ClosureState:
     """What the user's functions hold besides the model and the optimizer.
 
     Args:
-        roots: The train step, the optimizer function.
+        roots: The train step, the optimizer function; a loss, which may be a module with a state of its own.
         without: Objects that someone else puts back: the model.
         given: What the step is given besides: optimizers, with whatever comes beside them.
     """
@@ -80,6 +80,7 @@ class ClosureState:
         ]
         self._attributes = [(function, dict(vars(function))) for function in functions]
         held = owners | {name: value for _, name, value in (*self._named, *self._globals)}
+        held.update(("loss", root) for root in roots if isinstance(root, torch.nn.Module))
         if given is not None and not any(given is one for one in without):
             held["optimizer"] = given
         self._held = {

@@ -1,9 +1,9 @@
 """Is a training run that is saved and resumed the same as one that was not interrupted?
 
 The checkpoint holds what everybody saves: ``state_dict`` of the model, of the optimizers and of the
-schedulers that came with them, and of whatever else the training step keeps that has one: a
-gradient scaler, a sampler, an average; and the states of its random generators. What the run
-depends on besides is the missing piece.
+schedulers that came with them, and of whatever else the training step, or the declared loss, keeps that
+has one: a gradient scaler, a sampler, an average, weights of terms; and the states of its random
+generators. What the run depends on besides is the missing piece.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .checkpoints import (
     pieces_of,
     strangers_of,
 )
-from .closures import ClosureState
+from .closures import ClosureState, kept
 from .unsaved import Carried, Missing, give, plain_values, shared, taken, unsaved
 
 if TYPE_CHECKING:
@@ -136,14 +136,15 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
 
 def _first_step(subject: Subject) -> dict[str, Any] | None:
     """Do one step and return the states after it; None where its functions keep more than these."""
-    contract = subject.contract
     with subject.pristine(steps=True) as model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.train()
         seed_everything(subject.seed)
         made = subject.make_optimizer(model)
         pieces = pieces_of(made)
-        held = ClosureState(contract.train_step, without=(model, *pieces.values()), given=made)
+        held = ClosureState(
+            subject.contract.train_step, without=(model, *pieces.values()), given=made
+        )
         _run(subject, model, made, 0, 1)
         if held.changed():
             return None
@@ -158,6 +159,17 @@ def measure(subject: Subject) -> Resumption:
 
     Cost: four such runs at most.
     """
+    with kept(_calls(subject), without=(subject.model,)):
+        return _measured(subject)
+
+
+def _calls(subject: Subject) -> Any:
+    """Return what is called beside model and optimizer: the user's step, or the loss, which may have parameters."""
+    step, loss = subject.contract.train_step, subject.contract.loss
+    return step or (None if isinstance(loss, str) else loss)
+
+
+def _measured(subject: Subject) -> Resumption:
     run = _through(subject)
     evaluated, resumed, unloaded = _resume(subject, run)
     closures = (*run.closures, *unloaded)
@@ -235,7 +247,7 @@ def _resume(
             model.load_state_dict(run.states["model"])
         if closures:
             run.middle.restore()
-        held = ClosureState(subject.contract.train_step, without=(model,))
+        held = ClosureState(_calls(subject), without=(model,))
         with subject.phase("step"):
             live = {**pieces_of(made), **held.savable()}
             pairs = counterparts([name for name in run.states if name != "model"], list(live))
@@ -279,10 +291,10 @@ class _Through:
 
 
 def _through(subject: Subject) -> _Through:
-    contract = subject.contract
     with subject.pristine(steps=True) as model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        closures = ClosureState(contract.train_step, contract.optimizer, without=(model,))
+        step = _calls(subject)
+        closures = ClosureState(step, subject.contract.optimizer, without=(model,))
         try:
             model.train()
             seed_everything(subject.seed)
@@ -290,7 +302,7 @@ def _through(subject: Subject) -> _Through:
             made = subject.make_optimizer(model)
             pieces = pieces_of(made)
             plain = {name: plain_values(thing) for name, thing in pieces.items()}
-            held = ClosureState(contract.train_step, without=(model, *pieces.values()), given=made)
+            held = ClosureState(step, without=(model, *pieces.values()), given=made)
             savable = held.savable()
             inner = {name: plain_values(thing) for name, thing in savable.items()}
             with noting_steps() as stepped:
@@ -303,14 +315,14 @@ def _through(subject: Subject) -> _Through:
             states = {"model": copy.deepcopy(model.state_dict())}
             later = pieces_of(made)  # the step may have hung a scheduler on the optimizer
             states |= {name: _state(thing) for name, thing in {**later, **savable}.items()}
-            middle = ClosureState(contract.train_step, without=(model, *pieces.values()))
+            middle = ClosureState(step, without=(model, *pieces.values()))
             missing = unsaved("model", model, before, set(states["model"]))
             for name, thing in pieces.items():
                 missing += unsaved(name, thing, plain[name], set())
             for name, thing in savable.items():
                 if isinstance(states[name], dict):
-                    kept = {*states[name], *(f"_{key}" for key in states[name])}
-                    missing += unsaved(name, thing, inner[name], kept)
+                    named = {*states[name], *(f"_{key}" for key in states[name])}
+                    missing += unsaved(name, thing, inner[name], named)
             with kept_module(model):
                 evaluated = _evaluate(subject, model)
             carried = taken({"model": model, **pieces, **savable}, missing)
@@ -334,9 +346,8 @@ def _through(subject: Subject) -> _Through:
 
 def _gradients_left(subject: Subject) -> dict[str, torch.Tensor]:
     """Return the gradients that the steps before the checkpoint leave, by taking these steps again."""
-    contract = subject.contract
     with subject.pristine(steps=True, train=True, seeded=True) as model:
-        closures = ClosureState(contract.train_step, contract.optimizer, without=(model,))
+        closures = ClosureState(_calls(subject), subject.contract.optimizer, without=(model,))
         try:
             _run(subject, model, subject.make_optimizer(model), 0, STEPS)
             held = ((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)

@@ -436,3 +436,45 @@ def test_what_a_schedule_that_is_hung_on_an_optimizer_does_not_save(kind, status
     )  # fmt: skip
     (found,) = contract.check(["resume"]).findings
     assert (found.status, found.code) == (status, "resume-differs")
+
+
+class Weighing(nn.Module):
+    """A loss that learns the weights of its two terms (Kendall et al.), or keeps a mean of what it saw."""
+
+    def __init__(self, saves: bool = True) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.zeros(2))
+        self.register_buffer("seen", torch.zeros(()), persistent=saves)
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        terms = torch.stack([F.cross_entropy(output, target), output.square().mean()])
+        if torch.is_grad_enabled():
+            self.seen.mul_(0.5).add_(terms[0].detach(), alpha=0.5)
+        return (terms * (-self.log).exp() + self.log).sum() * (1 + self.seen)
+
+
+def learned(loss: Any, *, wrapped: bool = False, trained: bool = True) -> Contract:
+    def optimizer(model: nn.Module) -> Any:
+        beside = loss.parameters() if trained else ()
+        return torch.optim.Adam([*model.parameters(), *beside], 1e-2)
+
+    def called(output: Any, target: Any) -> Any:
+        return loss(output, target)
+
+    return Contract(**task(Net, None, loss=called if wrapped else loss, optimizer=optimizer))
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["module", "function"])
+@pytest.mark.parametrize("trained", [True, False], ids=["trained", "buffers"])
+def test_the_state_of_a_loss_is_saved_with_the_rest(wrapped: bool, trained: bool) -> None:
+    loss = Weighing()
+    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    (finding,) = learned(loss, wrapped=wrapped, trained=trained).check(["resume"]).findings
+    assert finding.status == "passed", str(finding)
+    assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
+
+
+def test_what_a_loss_does_not_save_is_found() -> None:
+    (finding,) = learned(Weighing(saves=False)).check(["resume"]).findings
+    assert (finding.status, finding.code) == ("suspicious", "resume-differs")
+    assert "loss.seen is not saved" in finding.summary
