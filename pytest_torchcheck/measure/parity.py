@@ -286,8 +286,10 @@ def _gap(held: torch.Tensor | None, wanted: torch.Tensor, least: float) -> float
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    dense = trees.dense(tensor.detach()).to("cpu")
-    return torch.view_as_real(dense).double() if dense.is_complex() else dense.double()
+    """Return a copy in float64 on the CPU, also of what is so already: buffers and gradients are put back later."""
+    dense = trees.dense(tensor.detach())
+    real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    return real.to("cpu", torch.float64, copy=True)
 
 
 def _wide(value: Any) -> list[torch.Tensor]:
@@ -327,7 +329,7 @@ def _watched(model: nn.Module, seen: list[tuple[str, torch.Tensor]]) -> Iterator
     def note(name: str) -> Callable[..., None]:
         def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, torch.Tensor) and output.is_floating_point():
-                seen.append((name, _plain(output).clone()))  # the next module may write to it
+                seen.append((name, _plain(output)))  # a copy: the next module may write to it
 
         return hook
 

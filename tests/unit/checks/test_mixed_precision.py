@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_torchcheck import Contract, Labels, promises
+from pytest_torchcheck import Contract, Labels, TensorSpec, promises
+from pytest_torchcheck.measure import parity
+from pytest_torchcheck.subject import Subject
 
 
 class Net(nn.Module):
@@ -24,8 +26,8 @@ class Net(nn.Module):
 
 def contract(model=Net, **fields) -> Contract:
     return Contract(
-        model=model, inputs="B 6", targets=Labels("B", classes=3), loss=F.cross_entropy, sizes={"B": 8},
-        devices=("cpu",), **fields,
+        model=model, targets=Labels("B", classes=3), loss=F.cross_entropy, sizes={"B": 8},
+        devices=("cpu",), **{"inputs": "B 6", **fields},
     )  # fmt: skip
 
 
@@ -370,3 +372,47 @@ def test_memory_that_nobody_wrote_is_found() -> None:
 def test_what_differs_in_spite_of_it_is_found() -> None:
     finding = told("deterministic-algorithms", contract(Counting, promises=DETERMINISTIC))
     assert (finding.status, finding.code) == ("violated", "not-deterministic")
+
+
+# -- autocast and float64 -----------------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """Computes one layer in float64, the other in what autocast chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 16).double(), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x.double())).to(self.head.weight.dtype))
+
+
+def doubled(**fields) -> Contract:
+    return contract(
+        lambda: Net().double(),
+        dtypes=("float64",),
+        promises=AUTOCASTS,
+        **{"inputs": TensorSpec("B 6", dtype="float64"), **fields},
+    )
+
+
+def test_autocast_leaves_a_model_in_float64_as_it_is() -> None:
+    finding = told("autocast", doubled())
+    assert finding.status == "not-applicable"
+    assert "float64" in finding.summary
+
+
+def test_buffers_in_float64_are_those_of_the_pass_not_what_is_put_back() -> None:
+    subject = Subject(doubled(), dtype="float64")
+    batch = subject.batch()
+    with subject.pristine() as model:
+        found = parity.run(subject, model, batch)
+        mean = model.norm.running_mean.clone()
+    assert torch.equal(found.buffer["norm.running_mean"], mean)
+    assert not torch.equal(subject.model.norm.running_mean, mean)
+
+
+@pytest.mark.parametrize("model", [Net, Wide])
+def test_autocast_is_judged_where_any_layer_is_cast(model) -> None:
+    assert told("autocast", contract(model, promises=AUTOCASTS)).status == "passed"
