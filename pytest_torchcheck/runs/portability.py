@@ -24,7 +24,7 @@ from ..subject.remembered import remembered
 from ..text.printable import message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..batches import Batch
     from ..explanation import Explanation
@@ -169,6 +169,13 @@ def _on_meta(subject: Subject) -> MetaRun:
     return MetaRun(kind="ran")
 
 
+def _orders(batch: Batch) -> Iterator[torch.Tensor]:
+    """Yield the indices of packed sequences, which go where their data goes; their sizes stay on the CPU."""
+    for _, leaf in batch.leaves(packed=False):
+        if isinstance(leaf, nn.utils.rnn.PackedSequence):
+            yield from (t for t in (leaf.sorted_indices, leaf.unsorted_indices) if t is not None)
+
+
 def _left(found: list[Holding]) -> Left:
     return [
         (path, tensor, holding)
@@ -214,7 +221,8 @@ def _pretend(
     with subject.pristine(train=True, seeded=True) as model:
         loss = subject.contract.loss
         own = loss.state_dict(keep_vars=True).values() if isinstance(loss, nn.Module) else ()
-        watch = Pretend(model, [*batch.tensors().values(), *followed, *own], strays)
+        given = [*batch.tensors().values(), *_orders(batch)]
+        watch = Pretend(model, [*given, *followed, *own], strays)
         try:
             with watch, torch.enable_grad():
                 output = subject.call(model, batch)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...loop.carried_graphs import Carried
+    from ...probes.holding.held_by_models import Holding
     from ...probes.holding.leaks import Leak
     from ...probes.holding.tensor_caches import TensorCache
     from ...subject import Subject
@@ -256,7 +257,8 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
     cut, whole = (_detached(subject, names) if declared else None for names in (paths, ()))
     used, idle = cut != whole, plain and cut is not None and cut == whole
     first = guilty[0]
-    made = violated if idle else suspicious
+    norm = next(filter(None, map(_normed, guilty)), "")
+    made = violated if idle and not norm else suspicious
     places = {c.name: c.location for c in keeping_lines(subject, train=True)}
     place = places.get(first.attribute) or first.location
     return made(
@@ -268,7 +270,9 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
         ],
         location=place,
         observed=f"copy.deepcopy(model) after one step: {said}",
-        cause=f"the forward keeps {first.path} with the graph that computed it",
+        cause=f"torch.nn.utils.{norm} computes it in each forward and keeps it with its graph"
+        if norm
+        else f"the forward keeps {first.path} with the graph that computed it",
         because=f"with it detached at the end of the forward, a step gives {'other' if used else 'the same'} weights: "
         f"its graph is {'' if used else 'not '}used"
         if idle or used
@@ -276,8 +280,20 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
             f"{first.path}.grad_fn is not None after the step, and the newly built model can be "
             "copied"
         ),
-        fix=_uncarried(first.name, place, used=used, idle=idle),
+        fix=f"use torch.nn.utils.parametrizations.{norm}, whose modules can be copied"
+        if norm
+        else _uncarried(first.name, place, used=used, idle=idle),
     )
+
+
+def _normed(held: Holding) -> str:
+    """Return the name of torch's old normalisation that computes an attribute in a hook before each forward; or nothing."""
+    hooks = getattr(held.owner, "_forward_pre_hooks", {}).values()
+    for hook in hooks:
+        home = type(hook).__module__
+        if home.startswith("torch.nn.utils.") and getattr(hook, "name", None) == held.name:
+            return home.rpartition(".")[2]
+    return ""
 
 
 def _uncarried(name: str, place: Location | None, *, used: bool, idle: bool) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from ...findings import Location
+
+_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+_SWITCHES: Final = tuple(
+    os.path.join(*path) for path in (("autograd", "grad_mode.py"), ("utils", "_contextlib.py"))
+)
+"""Where torch's own code runs when a line of the user's switches gradients off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,14 +238,17 @@ class Watch(Observer):
             self._off = (None, False)
             return
         between: set[str] = set()  # the functions of torch that the user's line called
+        by_torch = False
         for frame in self.frames():
-            if sources.rank(frame.f_code.co_filename):
+            file = frame.f_code.co_filename
+            if sources.rank(file):
                 break
             between.add(frame.f_code.co_name)
+            by_torch = by_torch or (file.startswith(_TORCH) and not file.endswith(_SWITCHES))
         if "__exit__" in between:  # the end of an enable_grad within the block
             self._off = self._off_before
-        else:
-            self._off = (self.locate(), "decorate_context" in between)
+        else:  # what torch's own code switches off, no line of the user's does
+            self._off = (None if by_torch else self.locate(), "decorate_context" in between)
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         name = self._names.get(id(module), type(module).__name__)

@@ -245,6 +245,46 @@ def test_spectral_norm_stops_a_gradient_within_torch():
     assert check(made).status in ("inconclusive", "passed")
 
 
+PARAMETRIZED = nn.utils.parametrizations
+
+
+class Normed(nn.Module):
+    """Calls a layer of torch that switches gradients off by itself."""
+
+    def __init__(self, norm, scale="none"):
+        super().__init__()
+        self.first, self.last, self.scale = norm(nn.Linear(7, 9)), nn.Linear(9, 3), scale
+
+    def forward(self, x):
+        h = self.first(x)
+        if self.scale == "with":
+            with torch.no_grad():
+                factor = nn.functional.normalize(self.first(x))
+            h = h * factor
+        return self.last(torch.relu(h * measured(h) if self.scale == "decorated" else h))
+
+
+@torch.no_grad()  # HERE
+def measured(h):
+    return nn.functional.normalize(h)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.utils.spectral_norm, PARAMETRIZED.spectral_norm, PARAMETRIZED.weight_norm],
+    ids=["spectral", "parametrized", "weight"],
+)
+def test_what_torch_stops_is_at_no_line_of_the_users(norm):
+    assert check(lambda: Normed(norm)).status in ("inconclusive", "passed")
+
+
+@pytest.mark.parametrize("scale", ["with", "decorated"])
+def test_what_the_user_stops_around_torchs_layers_is(scale):
+    found = check(lambda: Normed(lambda layer: layer, scale))
+    assert (found.status, found.code) == ("suspicious", "gradient-partial")
+    assert "no_grad" in found.location.text
+
+
 class Overwrites(nn.Module):
     """Changes what autograd has saved, behind its back."""
 

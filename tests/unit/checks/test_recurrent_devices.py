@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcheck import Contract, Finding
+from pytest_torchcheck.specs import Packed
 
 X = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1, 2, 0])
@@ -92,3 +93,32 @@ def test_dropout_that_attention_keeps_in_evaluation_is_violated() -> None:
     (finding,) = told(Attends, "eval-determinism")
     assert (finding.status, finding.code) == ("violated", "random-in-eval")
     assert told(AttendsByMode, "eval-determinism") == []
+
+
+class OfPacked(nn.Module):
+    """Reads rows of different lengths, sorted by torch; perhaps with an index of its own."""
+
+    def __init__(self, cell, own=False):
+        super().__init__()
+        self.cell, self.head, self.own = cell, nn.Linear(8, 3), own
+
+    def forward(self, rows):
+        state = self.cell(rows)[1]
+        state = state[0] if isinstance(state, tuple) else state
+        if self.own:
+            state = state.index_select(1, torch.as_tensor([1, 0]))
+        return self.head(state[-1])
+
+
+@pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM, nn.RNN])
+def test_the_indices_of_a_packed_sequence_go_where_its_data_goes(cell):
+    contract = Contract(model=lambda: OfPacked(cell(4, 8)), inputs=Packed("B T 4"))
+    (finding,) = contract.check(["device-portability"]).findings
+    assert finding.status == "passed", str(finding)
+
+
+def test_an_index_of_the_models_own_stays():
+    contract = Contract(model=lambda: OfPacked(nn.GRU(4, 8), own=True), inputs=Packed("B T 4"))
+    (finding,) = contract.check(["device-portability"]).findings
+    assert (finding.status, finding.code) == ("violated", "cpu-factory")
+    assert "torch.as_tensor" in finding.location.text

@@ -154,3 +154,20 @@ def test_a_library_that_says_how_its_layers_are_copied_is_not_asked_for_it(packa
             return self.__dict__.copy()
 
     assert copies_itself(nn.Sequential(Layer(2, 2))) == (package == __name__)
+
+
+class Capped(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.first, self.head = norm(nn.Linear(6, 6)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.first(x)).mean(1))
+
+
+def test_torchs_old_spectral_norm_is_no_mistake_of_the_model():
+    (finding,) = told(lambda: Capped(nn.utils.spectral_norm))
+    assert (finding.status, finding.code) == ("suspicious", "copy-after-training")
+    assert "torch.nn.utils.spectral_norm" in finding.cause
+    assert "torch.nn.utils.parametrizations.spectral_norm" in finding.fix
+    assert told(lambda: Capped(nn.utils.parametrizations.spectral_norm)) == []
