@@ -44,7 +44,10 @@ def unsupported(
             again()
     except Exception as raised:
         second = raised.error if isinstance(raised, SubjectError) else raised
-        if second is not seen.error or type(second) is not type(error):
+        # of an operator whose function refuses both operands, Python raises an error of its own
+        operator = message_of(second).startswith("unsupported operand type")
+        last = seen.error if operator and isinstance(second, TypeError) else second
+        if last is not seen.error or type(second) is not type(error):
             return None
     if seen.error is None or not _is_from(error, seen.caller):
         return None

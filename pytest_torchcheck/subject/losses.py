@@ -85,7 +85,15 @@ def _dense_with_graph(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_number(loss: torch.Tensor) -> torch.Tensor:
-    """Return a loss of one element as the number that ``backward()`` takes it for, of shape ``[]``."""
+    """Return a loss of one element as the number that ``backward()`` takes it for, of shape ``[]``.
+
+    A subclass of Tensor that holds its own values comes as a plain tensor: two whose classes do not know
+    each other, such as those that a function defines in each call, cannot be compared.
+    """
+    kind = type(loss)
+    if kind is not torch.Tensor and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        with torch._C.DisableTorchFunctionSubclass():
+            loss = loss.as_subclass(torch.Tensor)
     return loss.reshape(()) if loss.shape == (1,) else loss
 
 

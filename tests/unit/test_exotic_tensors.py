@@ -236,3 +236,54 @@ def test_parameters_in_the_memory_of_a_buffer() -> None:
     assert wrong(report(Flat())) == []
     apart = report(Flat(views=False))
     assert [f.code for f in apart.with_status("violated")] == ["state-lost"]
+
+
+def of_each_call(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    class Own(torch.Tensor):
+        """Knows no other class that this line makes."""
+
+    return F.cross_entropy(output, targets).as_subclass(Own)
+
+
+def of_one_class(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, targets).as_subclass(Marked)
+
+
+class Mean(nn.Module):
+    """A loss of one element, which is no scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.factor * F.cross_entropy(output, targets)
+
+
+@pytest.mark.parametrize("loss", [of_each_call, of_one_class, Mean()])
+def test_a_loss_of_any_class_is_the_number_that_it_holds(loss: Any) -> None:
+    found = report(lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), loss)
+    assert wrong(found) == []
+    judged = [f for f in found.findings if f.check in ("target-alignment", "loss-weights")]
+    assert {f.status for f in judged} <= {"passed"}
+
+
+class Local(nn.Module):
+    """Returns a class of its own from each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        class Own(torch.Tensor):
+            """Knows no other class that this line makes."""
+
+        return self.net(x).as_subclass(Own)
+
+
+def test_outputs_that_cannot_be_added_are_said() -> None:
+    found = report(Local)
+    assert wrong(found) == []
+    (finding,) = [f for f in found.findings if f.check == "nonlinearity"]
+    assert "of a Own is not supported: TypeError: unsupported operand" in finding.summary
