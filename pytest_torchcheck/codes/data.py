@@ -20,6 +20,7 @@ nearly_leaked = One("data.explaining.order:nearly_leaked", "split-near")
 scaled_apart = One("data.relations.split_scales:told", "split-scale", doubtful=True)
 leaked = One("data.explaining.order:leaked", "split-overlap", doubtful=True)
 never_drawn = One("data.relations.never_drawn:samples_never_drawn", "samples-never-drawn")
+drawn_alone = One("data.relations.never_drawn:drawn_alone", "samples-never-drawn", doubtful=True)
 order_wrong = Each(
     "data.explaining.order:order_wrong", "epoch-empty order-not-repeatable", doubtful=True
 )

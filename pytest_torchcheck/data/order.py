@@ -28,6 +28,9 @@ _DRAWS = frozenset(
     {"randperm", "rand", "randint", "randn", "multinomial", "rand_like", "bernoulli"}
 )
 
+_MANY = 8
+"""Draws of an epoch from which on one index alone is no chance: of two samples, in one of 2**15 pairs of epochs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -42,6 +45,7 @@ class Order:
         draws: Whether the next epoch called a random function of torch's.
         sampler: Class name of the sampler.
         following: Indices of the next epoch.
+        alone: The only index that both epochs draw; None where there are several, or few draws.
     """
 
     count: int
@@ -52,6 +56,7 @@ class Order:
     draws: bool
     sampler: str
     following: int = 0
+    alone: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +199,7 @@ def measure(part: Part, *, seed: int = 0) -> Order:
             seed_process(seed)
             again = epoch(0)
     flat, following = ([index for batch in epoch for index in batch] for epoch in (first, second))
+    both = {*flat, *following}
     return Order(
         count=len(flat),
         repeats=first == again,
@@ -203,6 +209,7 @@ def measure(part: Part, *, seed: int = 0) -> Order:
         draws=bool(drawn),
         sampler=type(sampler).__name__ if sampler is not None else "",
         following=len(following),
+        alone=next(iter(both)) if len(both) == 1 and len(flat) >= _MANY else None,
     )
 
 

@@ -252,12 +252,21 @@ def parts(dataset: Any, loader: Any) -> tuple[Part, ...]:
             if isinstance(own, Mapping):
                 own = {**shared, **own} if role in roles else own
             elif isinstance(own, DataLoader) and role not in roles and own.dataset is not one:
-                own = None  # one DataLoader reads one dataset
+                # one DataLoader reads one dataset: where there is no other, this one if it is its twin
+                own = own if len(dataset) == 1 and _is_twin(own.dataset, one) else None
             found.append(Part(role=str(role), dataset=one, plan=LoaderPlan.of(own)))
         return tuple(found)
     if dataset is None:
         dataset = loader.dataset
     return (Part(role="", dataset=dataset, plan=LoaderPlan.of(loader)),)
+
+
+def _is_twin(one: Any, other: Any) -> bool:
+    """Say whether two datasets are of one class and length: one that is made twice, for the loader and the contract."""
+    try:
+        return type(one) is type(other) and len(one) == len(other)
+    except Exception:  # one without a length, or of which the user's code raises
+        return False
 
 
 def by_keys(part: Part) -> Part:

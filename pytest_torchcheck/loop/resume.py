@@ -105,9 +105,8 @@ def is_resumed(subject: Subject) -> tuple[str, ...] | None:
         that run anyway.
     """
     known = trajectory(subject)
-    states = subject.cache.pop(
-        CHECKPOINT, None
-    )  # what is loaded from it is written to: it serves once
+    # what is loaded from it is written to: it serves once
+    states = subject.cache.pop(CHECKPOINT, None)
     if known.end is None or known.error is not None:
         return None
     if states is None and (states := _first_step(subject)) is None:
@@ -159,18 +158,18 @@ def measure(subject: Subject) -> Resumption:
 
     Cost: four such runs at most.
     """
-    with kept(_calls(subject), without=(subject.model,)):
-        return _measured(subject)
+    with kept(step := _calls(subject), without=(subject.model,)):
+        return _measured(subject, step)
 
 
 def _calls(subject: Subject) -> Any:
     """Return what is called beside model and optimizer: the user's step, or the loss, which may have parameters."""
-    step, loss = subject.contract.train_step, subject.contract.loss
-    return step or (None if isinstance(loss, str) else loss)
+    loss = subject.contract.loss
+    return subject.contract.train_step or (None if isinstance(loss, str) else loss)
 
 
-def _measured(subject: Subject) -> Resumption:
-    run = _through(subject)
+def _measured(subject: Subject, step: Any) -> Resumption:
+    run = _through(subject, step)
     evaluated, resumed, unloaded = _resume(subject, run)
     closures = (*run.closures, *unloaded)
     differing = {name: _distance(run.values[name], resumed[name]) for name in run.values}
@@ -182,7 +181,7 @@ def _measured(subject: Subject) -> Resumption:
             _, whole, _ = _resume(subject, run, closures=True)
             decides = _alike(run.values, whole)
     if wrong and not decides:
-        again = _through(subject).values
+        again = _through(subject, step).values
         repeatable = _alike(run.values, again)
     if wrong and repeatable and any(run.carried.values()):
         _, whole, _ = _resume(subject, run, carried=run.carried)
@@ -290,10 +289,9 @@ class _Through:
     strangers: tuple[str, ...]
 
 
-def _through(subject: Subject) -> _Through:
+def _through(subject: Subject, step: Any) -> _Through:
     with subject.pristine(steps=True) as model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        step = _calls(subject)
         closures = ClosureState(step, subject.contract.optimizer, without=(model,))
         try:
             model.train()

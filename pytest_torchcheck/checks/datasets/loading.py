@@ -220,7 +220,8 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
     """Compare what the sampler draws from with the dataset; draw the indices of two epochs, and of the first again.
 
     A sampler of your own that no epoch brings some samples from, and that draws all in batches of one, drops the
-    batches that are not full. Samples that stand sorted by class should not be trained on in that order.
+    batches that are not full; nor should one draw the same sample again and again. Samples that stand sorted by
+    class should not be trained on in that order.
     """
     for part in data_parts(subject):
         if part.is_map_style and part.reads_in_order:
@@ -236,13 +237,22 @@ def loader_order(subject: Subject) -> Iterator[Finding]:
             continue
         if plan.sampler_of(part) is None or not part.is_map_style:
             yield not_applicable(
-                f"{part.prefix}the order is that of torch's samplers: it repeats with the seed"
+                f"{part.prefix}"
+                + (
+                    "the order is that of torch's samplers: it repeats with the seed"
+                    if part.plan.declared and part.is_map_style
+                    else f"{part.name} is a stream: its order is its own"
+                    if part.plan.declared
+                    else f"no loader that reads {part.name} is declared"
+                )
             )
             continue
         drawn = in_data(order.measure, part, seed=subject.seed)
         bad = list(
             explain.order_wrong(part, drawn, plan.sampler_of(part), subject.contract.location)
         )
+        if not bad and drawn.alone is not None and part.length > 1:
+            bad = [explain.drawn_alone(part, drawn, subject.contract.location)]
         if not bad and (lost := in_data(never.never_drawn, part, seed=subject.seed)) is not None:
             bad = [explain.never_drawn(part, lost)]
         yield from bad

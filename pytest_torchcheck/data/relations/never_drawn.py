@@ -1,4 +1,4 @@
-"""A sampler of the user's own that never draws some samples, whatever the epoch."""
+"""A sampler that never draws some samples, whatever the epoch, or that draws one alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ...lean import dataclass
 from ...objects.peek import attribute
 from ...record.tracing import find_line
 from ...state import isolated, seed_process
-from ...verdicts import violated
+from ...verdicts import suspicious, violated
+from ..explaining.making_lines import loader_told
 from ..plan import MOST_INDICES, Keyed, kept_samplers, number_of, sampler_of
 from ..wording import dataset_culprit, few, line_ref
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ...findings import Finding, Location
+    from ..order import Order
     from ..plan import Part
 
 _EPOCHS = 12
@@ -124,6 +126,27 @@ def samples_never_drawn(part: Part, found: NeverDrawn) -> Finding:
         because=f"with {found.attribute} = 1 instead of {found.size}, the sampler draws every sample",
         fix=f"keep the batch that is not full{f', on {line_ref(place)}' if place else ''}",
         evidence={"never drawn": list(found.indices[:64])},
+    )
+
+
+def drawn_alone(part: Part, found: Order, declared: Location | None) -> Finding:
+    """Warn of a sampler that draws one sample for every place of its epochs; a test of overfitting may mean that."""
+    name = found.sampler
+    own = sources.search(type(sampler_of(part)), r"def __iter__")
+    if (
+        own is None or sources.rank(own.file) < 2
+    ):  # a list, or torch's own: what it was told is the user's
+        own = loader_told(part, declared, ("sampler", "batch_sampler"))
+    return suspicious(
+        "samples-never-drawn",
+        f"{part.prefix}{name} draws sample {found.alone} alone, and never the other {part.length - 1}",
+        culprits=(dataset_culprit(part, "sampler", f"every index is {found.alone}", own),),
+        location=own,
+        observed=f"two epochs of {found.count} indices: each is {found.alone}",
+        cause=f"the sampler gives the same index again and again, and {part.name} has {part.length} samples",
+        because="both epochs were drawn one after the other, with nothing put back between them",
+        fix="draw from range(len(dataset)); where training on one sample is meant, declare "
+        f"Subset(dataset, [{found.alone}]) as the dataset",
     )
 
 

@@ -128,3 +128,76 @@ def test_a_sampler_that_forgets_what_it_gave():
     found = check(Spent(list), checks=["loader-order"]).causes
     assert [one.code for one in found] == ["epoch-empty"]
     assert found[0].cause == "what it reads from is used up"
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.full((3,), float(index)), index % 3
+
+
+class Again(Sampler):
+    """Draws one sample for every place of an epoch, perhaps another one in the next."""
+
+    def __init__(self, moves=False):
+        self.moves, self.epoch = moves, -1
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter([5 + self.epoch * self.moves] * 24)
+
+
+def order_of(dataset, loader):
+    return Contract(dataset=dataset, loader=loader).check(["loader-order"]).findings
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda rows: DataLoader(rows, batch_size=8, sampler=[5] * 24),
+        lambda rows: DataLoader(rows, batch_sampler=[[5] * 8] * 3),
+        lambda rows: {"batch_size": 8, "sampler": Again()},
+        lambda rows: DataLoader(
+            rows, batch_size=8,
+            sampler=torch.utils.data.WeightedRandomSampler([0.0] * 5 + [1.0] + [0.0] * 18, 24),
+        ),
+    ],
+    ids=["list", "batches", "sampler", "weights"],
+)  # fmt: skip
+def test_one_sample_alone_is_told(loader):
+    rows = Rows()
+    (found,) = order_of(rows, loader(rows))
+    assert (found.status, found.code) == ("suspicious", "samples-never-drawn")
+    assert "draws sample 5 alone, and never the other 23" in found.summary
+
+
+def test_a_loader_of_a_twin_is_the_loader_of_the_only_dataset():
+    (found,) = order_of({"train": Rows()}, DataLoader(Rows(), batch_size=8, sampler=[5] * 24))
+    assert found.code == "samples-never-drawn"
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda rows: DataLoader(rows, batch_size=8, sampler=[0, 5] * 12),
+        lambda rows: DataLoader(rows, batch_size=8, sampler=Again(moves=True)),
+        lambda rows: DataLoader(rows, batch_size=2, sampler=[5] * 4),
+        lambda rows: DataLoader(torch.utils.data.Subset(rows, [5]), sampler=[0] * 24),
+        lambda rows: DataLoader(
+            rows, sampler=torch.utils.data.RandomSampler(rows, replacement=True, num_samples=24)
+        ),
+    ],
+    ids=["two", "moves", "few", "subset", "replacement"],
+)
+def test_what_draws_several_samples_or_few_is_not(loader):
+    made = loader(Rows())
+    assert "samples-never-drawn" not in {f.code for f in order_of(made.dataset, made)}
+
+
+def test_a_dataset_that_no_loader_reads_is_said():
+    other = torch.utils.data.TensorDataset(torch.randn(7, 2))
+    (found,) = order_of({"eval": Rows()}, DataLoader(other, sampler=[0] * 24))
+    assert found.status == "not-applicable"
+    assert "no loader that reads Rows is declared" in found.summary
