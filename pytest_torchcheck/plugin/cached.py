@@ -178,6 +178,7 @@ class _Cached:
         assert self.path is not None
         folder = str(self.path.parent.parent.parent)
         paths = self._imported() | read_files(opened, is_installed, folder)
+        paths |= opened.asked(str(self.config.rootpath), folder, is_installed)
         files = {path: digest_of(path) for path in sorted(paths)}
         for path, digest in files.items():
             if modified(path) > self.started or self.before.get(path, digest) != digest:

@@ -1,7 +1,7 @@
 """What verdicts were reached with, kept so that a later run can tell whether anything of it has changed.
 
-Everything that could matter and can be seen counts: the files that were imported or read, the settings, the
-versions of all that is installed, the machine, and the environment variables that one of the files names.
+Everything that could matter and can be seen counts: the files that were imported or read, those that were asked
+about and the folders that were listed, the settings, the versions of all that is installed, the machine, and the environment variables that one of the files names.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import tempfile
 from typing import TYPE_CHECKING, Any, Final
 
 from ..lean import dataclass
+from .looked_at import LISTINGS, Stats, answer, asked_by_program, questions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _WHOLE: Final = (
     64 * 2**20
 )  # bytes up to which contents are compared; of larger files size and time are
@@ -41,7 +42,8 @@ class Basis:
 
     Attributes:
         settings: Digest of the settings, the versions and the machine.
-        files: By path of a file or folder: digest of its contents, or of the names of its modules.
+        files: By path of a file or folder: digest of its contents, or of the names of its modules; by a
+            question on one (`looked_at.questions`): the answer.
         variables: Environment variables that libraries read or a file names, with their values.
     """
 
@@ -157,7 +159,12 @@ class Verdicts:
 
 
 def digest_of(path: str) -> str:
-    """Return a digest of a file's contents, or of the names of a folder's modules; empty where there is none."""
+    """Return a digest of a file's contents, or of the names of a folder's modules; empty where there is none.
+
+    A question on a path gives its answer.
+    """
+    if (answered := answer(path)) is not None:
+        return answered
     try:
         if path.endswith(os.sep):
             names = sorted(n for n in os.listdir(path) if n.endswith((".py", ".so", ".pyd")))
@@ -284,23 +291,52 @@ class Opened:
     Attributes:
         read: Absolute paths that were opened for reading.
         written: Absolute paths that were opened for writing too.
+        stated: Absolute paths of which the program asked whether, or as what, they exist.
+        listed: Absolute paths of folders that it listed.
     """
 
     def __init__(self) -> None:
         self.read: set[str] = set()
         self.written: set[str] = set()
+        self.stated: set[str] = set()
+        self.listed: set[str] = set()
 
     def start(self) -> None:
         """Record from now on."""
         if not _hooked:
             _hooked.append(True)
             sys.addaudithook(_audit)
+        if not _open:
+            _stats.start()
         _open.append(self)
 
     def stop(self) -> None:
         """Record no more."""
         if self in _open:
             _open.remove(self)
+            if not _open:
+                _stats.stop()
+
+    def asked(self, root: str, but: str, is_installed: Callable[[str], bool]) -> set[str]:
+        """Return what was asked about paths below a folder; of files that were to be read and are not there, too.
+
+        Args:
+            root: The folder.
+            but: A folder below it that does not count, such as pytest's cache.
+            is_installed: See :func:`imported_files`.
+        """
+        own = os.path.realpath(but) + os.sep
+        absent = {path for path in self.read - self.written if not os.path.exists(path)}
+
+        def leave(path: str) -> bool:
+            made = path in self.written or f"{os.sep}__pycache__" in path
+            return made or f"{path}{os.sep}".startswith(own) or is_installed(path)
+
+        return questions(self.stated | absent, self.listed, root, leave)
+
+    def _look(self, path: Any, seen: set[str]) -> None:
+        if isinstance(path, str | bytes | os.PathLike):
+            seen.add(os.path.abspath(os.fsdecode(path)))
 
     def _see(self, path: Any, mode: Any, flags: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
@@ -314,7 +350,18 @@ class Opened:
         (self.written if writes else self.read).add(name)
 
 
+def _stated(path: Any) -> None:
+    for one in _open:
+        one._look(path, one.stated)
+
+
+_stats: Final = Stats(_stated)
+
+
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and _open:
         for one in _open:
             one._see(*arguments[:3])
+    elif event in LISTINGS and _open and asked_by_program(1):
+        for one in _open:
+            one._look("." if arguments[0] is None else arguments[0], one.listed)

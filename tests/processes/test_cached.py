@@ -16,6 +16,8 @@ from torch import nn
 
 def build(width=4):
     size = int(Path(__file__).with_name("size.txt").read_text())
+    if Path(__file__).with_name("narrow.flag").exists():
+        size = 2
     return nn.Sequential(nn.Linear(6, size), nn.Tanh(), nn.Linear(size, 3))
 """
 
@@ -100,6 +102,10 @@ def removed_data(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> N
     Path(project.path, "size.txt").unlink()
 
 
+def new_name(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project.path / "narrow.flag").touch()
+
+
 def nothing(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_".join(["UNRELATED", "TO", "IT"]), "1")  # no file names it
 
@@ -111,6 +117,7 @@ def nothing(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         (edited_data, True),
         (removed_data, True),
         (new_module, True),
+        (new_name, True),
         (new_variable, True),
         (nothing, False),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 
 import pytest
@@ -68,6 +70,74 @@ def test_what_was_read_counts_and_what_was_written_does_not(tmp_path):
     (tmp_path / "later.txt").read_text()
     found = read_files(opened, lambda path: False, str(cache))
     assert {path for path in found if path.startswith(str(tmp_path))} == {str(read)}
+
+
+def looked(root, look):
+    opened, before = Opened(), (os.stat, os.lstat)
+    opened.start()
+    try:
+        look(root)
+    finally:
+        opened.stop()
+    assert (os.stat, os.lstat) == before
+    found = opened.asked(str(root), str(root / "cache"), lambda path: False)
+    return {question.replace(str(root), "ROOT") for question in found}
+
+
+@pytest.mark.parametrize(
+    ("look", "asked"),
+    [
+        (lambda root: (root / "off").exists(), "whether there is ROOT/off"),
+        (lambda root: os.path.isfile(root / "off"), "whether there is ROOT/off"),
+        (lambda root: (root / "kept").is_dir(), "whether there is ROOT/kept"),
+        (lambda root: list(root.glob("*.off")), "the names in ROOT"),
+        (lambda root: list((root / "kept").iterdir()), "the names in ROOT/kept"),
+        (lambda root: os.listdir(root), "the names in ROOT"),
+        (lambda root: list(os.walk(root)), "the names in ROOT/kept"),
+        (lambda root: missing(root), "whether there is ROOT/x"),
+    ],
+    ids=["exists", "isfile", "is_dir", "glob", "iterdir", "listdir", "walk", "open"],
+)  # fmt: skip
+def test_what_is_asked_of_paths_is_part_of_a_basis(tmp_path, look, asked):
+    (tmp_path / "kept").mkdir()
+    assert asked in looked(tmp_path, look)
+
+
+def missing(root):
+    with contextlib.suppress(OSError):
+        (root / "x").read_text()
+
+
+def test_what_tools_and_imports_ask_is_not(tmp_path, monkeypatch):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "module_to_find.py").write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def look(root):
+        importlib.import_module("module_to_find")
+        digest_of(f"{root}{os.sep}")
+        (root / "cache" / "own").exists()
+        (root.parent / "elsewhere").exists()
+        (root / "written").write_text("")
+        (root / "written").exists()
+
+    assert looked(tmp_path, look) <= {"whether there is ROOT"}
+
+
+def test_an_answer_changes_with_what_is_asked_of(tmp_path):
+    there, names = f"whether there is {tmp_path / 'off'}", f"the names in {tmp_path}"
+    basis = Basis(
+        settings="s", files={q: digest_of(q) for q in (there, names)}, variables=variables_of({})
+    )
+    (tmp_path / ".hidden").touch()
+    (tmp_path / "__pycache__").mkdir()
+    assert basis.change("s", {}) == ""
+    (tmp_path / "off").touch()
+    assert basis.change("s", {}) == there
+    (tmp_path / "off").unlink()
+    assert basis.change("s", {}) == ""
+    (tmp_path / "on").touch()
+    assert basis.change("s", {}) == names
 
 
 def test_verdicts_come_back_as_they_were_kept(tmp_path):
