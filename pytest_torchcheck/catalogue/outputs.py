@@ -114,9 +114,9 @@ CHECKS: tuple[Check, ...] = (
         check(
             "mode-agreement",
             "Train and eval mode compute the same but for dropout, noise and statistics of the "
-            "batch, and running statistics settle there.",
-            cost="none where no class of the model asks for its mode; else 1 F, 5 with statistics, and 2 F of a few "
-            "samples with torch's running statistics",
+            "batch, and running statistics settle there; a sample's output follows its own input in both.",
+            cost="none where no class of the model asks for its mode; else 1 F, 5 with statistics, 2 F of a few "
+            "samples with torch's running statistics, and 2 F of six samples where the modes differ or draw",
             axes="once",
         ),
         check(

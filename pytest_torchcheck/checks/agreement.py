@@ -24,6 +24,7 @@ from ..runs.variants.settling import (
     settled,
     stuck_norms,
 )
+from ..runs.variants.training_rows import astray
 from ..state import seed_everything
 from ..verdicts import inconclusive, not_applicable, passed
 
@@ -51,6 +52,7 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
     A forward gives the same with a graph and without one; the first training step has shown the former.
     Running statistics of torch's norms that hold little but the last batch are suspicious. So are modes that
     compute something else, unless the part that does is linear in its input in both, by the same parameters.
+    Whatever else training does, the output of a sample follows its own input: not that of another sample, nor none.
     """
     if kept := _forgetful(subject):
         yield explain.forgotten(subject, kept)
@@ -70,6 +72,9 @@ def mode_agreement(subject: Subject) -> Iterator[Finding]:
         return
     if not evaluated.consumed and alike_in_few(subject, _ROUNDING):
         yield _elsewhere(subject, len(evaluated.outputs), kinds)
+        return
+    if (other := astray(subject)) is not None and not (other.told and other.kind == "mixed"):
+        yield explain.astray(subject, other)
         return
     seen = settled(subject)
     if seen.random or evaluated.consumed:

@@ -7,6 +7,9 @@ from typing import Any
 from .explainer import Each, Explainer, Maybe, One
 from .rule import COMPARED, STUCK, rule
 
+astray = One(
+    "diagnosis.mixing.in_training:astray", "input-ignored sample-order samples-mixed", doubtful=True
+)
 anomaly_left_on = One(
     "diagnosis.outputs.settings:anomaly_left_on", "anomaly-left-on", doubtful=True
 )
