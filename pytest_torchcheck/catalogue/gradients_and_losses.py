@@ -130,11 +130,11 @@ CHECKS: tuple[Check, ...] = (
         ),
         check(
             "step-losses",
-            "The training step reads its targets; losses within it get outputs and targets of "
-            "one shape, in the form they expect.",
+            "The training step reads its inputs and targets, each sample with its own; losses within it get outputs "
+            "and targets of one shape, in the form they expect.",
             needs=("model", "train_step"),
-            cost="11 FBS; up to 130 more only where a sample has no influence, and 11 where the batch holds the "
-            "ends of episodes beside rewards",
+            cost="12 FBS, 1 more for each of several inputs and for an odd batch; up to 130 more only where a sample "
+            "has no influence, and 11 where the batch holds the ends of episodes beside rewards",
         ),
         check(
             "loss-at-start",

@@ -76,11 +76,21 @@ unpaired = One("diagnosis.loss.suiting:unpaired", "samples-share-targets", doubt
 unread = One("diagnosis.loss.targets:unread", "target-unread")
 without_effect = One("diagnosis.loss.targets:without_effect", "targets-ignored")
 one_suits_all = One("diagnosis.loss.bounds:one_suits_all", "targets-ignored")
-skipped = One("diagnosis.loss.targets:skipped", "target-unread targets-ignored", doubtful=True)
+skipped = One(
+    "diagnosis.loss.step_samples:skipped",
+    "target-unread targets-ignored input-ignored samples-mixed target-of-another-sample",
+    doubtful=True,
+)
 padding_read = One("diagnosis.padding.excluded:padding_read", "mask-shifted")
 log_determinant = One("diagnosis.loss.volumes:log_determinant", "log-determinant")
 
 ENTAILS = (
+    rule(
+        "mode-agreement/sample-order mode-agreement/input-ignored",
+        f"step-losses/target-of-another-sample step-losses/input-ignored {STUCK}",
+        "model",
+        "outputs that do not follow their samples in training cannot be compared with their targets",
+    ),
     rule(
         "target-ownership/gradient-without-targets",
         f"descent/* {STUCK}",

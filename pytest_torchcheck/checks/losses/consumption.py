@@ -237,8 +237,9 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     Derivatives that are added to a loss without their graph count too, terms whose gradients no
     optimizer applies, losses that are replaced before anything reads them, penalties on the norm
     of a derivative that is not each sample's, second derivatives by single inputs that hold mixed ones, and a step
-    whose result is the same for any targets, for any values of some samples, or of all of a second batch. Where the batch holds flags of the ends of episodes
-    beside rewards, no reward may reach what is computed of the episode before it.
+    whose result is the same for any targets, for any inputs, any values of some samples, or of all of a second batch.
+    Other inputs of a sample must move the outputs on which its targets pull. Where the batch holds flags of the ends
+    of episodes beside rewards, no reward may reach what is computed of the episode before it.
     """
     seen = step_evidence(subject)
     if seen is None:
@@ -259,9 +260,10 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         *_stretches(subject, seen, shapes),
         *(one for one in _inputs(subject, seen, codes) if one.code not in codes),
     ]
+    others = _of_others(subject, seen)
     if (unread := unread_by_step(subject)) is not None:
         found.append(unread)
-    elif (left := step_reads(subject)) is not None:
+    elif (left := step_reads(subject)) is not None and not (left.pairs and others):
         found.append(explain.skipped(subject, left))
     elif blind_direction(subject):
         found.append(updates.blind_direction(subject))
@@ -276,7 +278,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     found += [explain.over_samples(one) for one in seen.directions if one.way == "over-samples"][:1]
     if (away := turned(seen.directions)) is not None:
         found.append(explain.turned(subject, away))
-    found += _of_others(subject, seen)
+    found += others
     yield from found
     if found:
         return

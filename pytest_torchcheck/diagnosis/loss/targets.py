@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ...probes.recorded.watch import Op
     from ...runs.liveness.unread import Unread
     from ...runs.losses.levels import Levels
-    from ...runs.losses.step_reads import StepReads
     from ...subject import Subject
 
 
@@ -275,36 +274,6 @@ def over_samples(seen: Direction) -> Finding:
         because="the gradient at its input is that of such a cross entropy with these labels, and "
         "not that of one over the classes",
         fix=f"give {seen.function}{line} the dimension of the classes: dim=-1 where they come last",
-    )
-
-
-def skipped(subject: Subject, seen: StepReads) -> Finding:
-    """Explain a training step that leaves out samples of its batch, or all of a later one."""
-    step = subject.contract.train_step
-    place = sources.of_object(step)
-    if seen.later or seen.targets:
-        of, what = ("the targets of ", "targets") if seen.targets else ("", "samples")
-        return violated(
-            "targets-ignored",
-            f"the training step reads {of}its first batch alone",
-            culprits=[Culprit("call", "train_step", f"never reads {of}a later batch", place)],
-            observed=f"a second step with other {what} gives bit-equal weights, gradients and loss",
-            cause=f"the step keeps {of}its first batch, or what it made of it",
-            because=f"other {what} in the first step do change its result",
-            fix="compute the loss from the inputs and targets of each call",
-        )
-    names = ", ".join(map(str, seen.skipped[:4])) + (", ..." if len(seen.skipped) > 4 else "")
-    return (violated if seen.sure else suspicious)(
-        "target-unread",
-        f"the training step never reads {len(seen.skipped)} of its {seen.size} samples",
-        culprits=[Culprit("call", "train_step", f"leaves out samples {names}", place)],
-        location=place,
-        observed=f"other inputs and targets of sample {names} leave weights, gradients and loss "
-        "bit-equal",
-        cause="the step is computed over a part of the batch",
-        because="another sample in place of one that is read does change the result, "
-        "under the same seed",
-        fix="train on every sample: check slices, and loops over parts of the batch",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from .consumption import POSITIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from ...batches import Batch
     from ...subject import Subject
@@ -212,10 +214,16 @@ def with_target(batch: Batch, old: torch.Tensor, new: torch.Tensor) -> Batch:
     return replace(batch, targets=changed)
 
 
-def by_step(subject: Subject, *batches: Batch, seed: int = 0) -> dict[str, torch.Tensor]:
+def by_step(
+    subject: Subject,
+    *batches: Batch,
+    seed: int = 0,
+    around: Callable[[torch.nn.Module], AbstractContextManager[None]] = nullcontext,
+) -> dict[str, torch.Tensor]:
     """Return the loss, parameters and gradients after steps of training, one with each batch.
 
     Empty where no parameter moves and no gradient is left: nothing would show what was read.
+    ``around`` is entered for the length of the steps.
 
     Raises:
         SubjectError: The step raises.
@@ -225,8 +233,9 @@ def by_step(subject: Subject, *batches: Batch, seed: int = 0) -> dict[str, torch
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         optimizer = subject.make_optimizer(model)
         loss = None
-        for batch in batches:
-            loss = subject.train_step(model, optimizer, batch.clone())
+        with around(model):
+            for batch in batches:
+                loss = subject.train_step(model, optimizer, batch.clone())
         made = {name: p.detach().clone() for name, p in model.named_parameters()}
         grads = {
             f"gradient {n}": p.grad.clone()
