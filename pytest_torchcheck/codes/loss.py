@@ -73,7 +73,7 @@ of_other_samples = One("diagnosis.loss.targets:of_other_samples", "target-of-ano
 shared = One("diagnosis.loss.targets:shared", "samples-share-targets")
 unbounded = One("diagnosis.loss.bounds:unbounded", "loss-unbounded")
 unpaired = One("diagnosis.loss.suiting:unpaired", "samples-share-targets", doubtful=True)
-unread = One("diagnosis.loss.targets:unread", "target-unread")
+unread = One("diagnosis.loss.targets:unread", "target-unread", doubtful=True)
 without_effect = One("diagnosis.loss.targets:without_effect", "targets-ignored")
 one_suits_all = One("diagnosis.loss.bounds:one_suits_all", "targets-ignored")
 skipped = One(

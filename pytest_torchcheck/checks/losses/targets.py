@@ -11,12 +11,12 @@ from ...codes import loss as explain
 from ...codes.undecided import BLOCKED
 from ...objects import trees
 from ...probes.loss.arguments import by_own_loss, targets_of
+from ...probes.loss.choosing import by_place, chosen_by_loss, is_remainder, unpulled
 from ...probes.loss.own import OwnLoss
 from ...probes.loss.places import deaf_gradient
 from ...probes.loss.pulls import (
     ROUNDING,
     Pulls,
-    chosen_by_loss,
     interchangeable,
     is_unpaired,
     pulls_of,
@@ -245,9 +245,11 @@ def _judged(
     if not read:  # whether the loss reads them at all is another question
         return
     axis = None if isinstance(loss, OwnLoss) else subject.contract.batch_dim
-    mined = chosen_by_loss(loss, list(read), unread, axis) if unread else False
+    placed = bool(unread) and by_place(loss, base, axis)
+    mined = bool(unread) and not placed and _mined(loss, base, list(read), unread, axis)
     if unread and not mined and not _masked(subject, loss, unread):
-        yield partial(explain.unread, subject, loss, path, unread, len(pulls))
+        rest = axis is not None and is_remainder(loss, base, axis)
+        yield partial(explain.unread, subject, loss, path, unread, len(pulls), sure=not rest)
         return
     elsewhere = {s: m for s, m in read.items() if float(m[s]) <= ROUNDING * float(m.max())}
     if (
@@ -258,6 +260,19 @@ def _judged(
     shared: Pulls = {s: m for s, m in read.items() if _is_shared(m)}
     if len(shared) > 1 and _has_terms_apart(subject, loss, base, path, shared):
         yield partial(explain.shared, subject, loss, path, shared)
+
+
+def _mined(
+    loss: LossOfOutput, base: Slopes, read: list[int], unread: list[int], axis: int | None
+) -> bool:
+    """Say whether samples are chosen by their losses: those that are read with any targets, or with their own."""
+    if axis is None:
+        return False
+    if chosen_by_loss(loss, read, unread, axis):
+        return True
+    still = unpulled(base, axis)
+    pulled = [n for n in range(loss.samples(axis)) if n not in still]
+    return bool(still and pulled) and chosen_by_loss(loss, pulled, still, axis)
 
 
 def _is_shared(moved: torch.Tensor | None) -> bool:

@@ -83,13 +83,19 @@ def made_for_loss(subject: Subject, loss: LossOfOutput, *, target_first: bool) -
 
 
 def unread(
-    subject: Subject, loss: LossOfOutput, path: str, samples: list[int], total: int
+    subject: Subject,
+    loss: LossOfOutput,
+    path: str,
+    samples: list[int],
+    total: int,
+    *,
+    sure: bool,
 ) -> Finding:
-    """Explain a loss over a part of the batch."""
+    """Explain a loss over a part of the batch; not ``sure`` where it may be over parts of one size."""
     place = _losing(subject, loss, path, samples[0]) or made_for_loss(
         subject, loss, target_first=False
     )
-    return violated(
+    return (violated if sure else suspicious)(
         "target-unread",
         f"the loss never reads {path} of {len(samples)} of {total} samples",
         culprits=[

@@ -49,7 +49,7 @@ def pulls_of(
         return {sample: torch.eye(size)[sample] for sample in samples}
     found: Pulls = {}
     still = []
-    for sample in range(min(size, SAMPLES)):
+    for sample in spread(size):
         tried = False
         for other in others_of(target, axis, sample):
             try:
@@ -70,6 +70,15 @@ def pulls_of(
                 still.append(sample)
     read = list(found)
     return found | {s: None for s in still if not loss.heeds(base, s, out, read)}
+
+
+def spread(size: int) -> list[int]:
+    """Return which samples of so many are tried: all of them, or some at both ends and between."""
+    if size <= SAMPLES:
+        return list(range(size))
+    third = SAMPLES // 3
+    between = [third + (size - 2 * third) * n // (third + 1) for n in range(1, third + 1)]
+    return sorted({*range(third), *between, *range(size - third, size)})
 
 
 def others_of(target: torch.Tensor, axis: int, sample: int) -> Iterator[torch.Tensor]:
@@ -217,26 +226,6 @@ def _any_matters(loss: LossOfOutput, base: Slopes) -> bool:
 
 def _exchanged(batch: Batch, others: dict[int, torch.Tensor]) -> Batch:
     return batch.map(lambda _, leaf: others.get(id(leaf), leaf))
-
-
-def chosen_by_loss(
-    loss: LossOfOutput, read: list[int], unread: list[int], axis: int | None
-) -> bool:
-    """Say whether the samples that are read have the highest losses, or are most of them and have the lowest.
-
-    Each loss is that of a batch of the sample's copies. The hardest samples may be mined, and the
-    easier ones kept where labels are noisy (Han et al., Co-teaching, 2018).
-    """
-    if axis is None:
-        return False
-    every = (*read, *unread)
-    try:
-        own = {s: float(loss.cut(torch.full((len(every),), s), axis).run()[0]) for s in every}
-    except SubjectError:
-        return False
-    kept, left = [own[s] for s in read], [own[s] for s in unread]
-    most = len(kept) >= len(left)
-    return min(kept) >= max(left) or (most and max(kept) <= min(left))
 
 
 Place = tuple[int, ...]
