@@ -79,10 +79,14 @@ CHECKS: tuple[Check, ...] = (
             needs=("model", "output"),
             cost="1 F for each of the drawn sizes",
         ),
+    ),
+    *family(
+        "hygiene",
         check(
             "rng-hygiene",
-            "The forward changes no global setting and does not reseed.",
-            cost="2 F, shared",
+            "Neither forward nor eval() changes a global setting; evaluation and constructors do not reseed.",
+            cost="2 F, shared, and 1 F of two samples; 1 more where evaluation draws; 2 builds where a constructor "
+            "names a function that seeds",
             axes="once",
         ),
     ),

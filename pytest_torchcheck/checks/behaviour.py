@@ -377,23 +377,3 @@ def output_spec(subject: Subject) -> Iterator[Finding]:
             return
         checked += 1
     yield passed(f"the output fits its spec over {checked} batches")
-
-
-def rng_hygiene(subject: Subject) -> Iterator[Finding]:
-    """Look at default dtype, grad mode, threads and determinism flags after a forward, and for anomaly mode left on.
-
-    Anomaly mode that the model's file or its factory turns on is suspicious: it was for debugging,
-    and every backward is slower with it.
-    """
-    if torch.is_anomaly_enabled() or (
-        subject.model is not None and subject.cache.get("anomaly-after-build")
-    ):
-        yield explain.anomaly_left_on(subject, by_build=not torch.is_anomaly_enabled())
-        return
-    for train in (False, True):
-        before, after = forward_facts(subject, train=train).settings
-        changed = [name for name in before if before[name] != after[name]]
-        if changed:
-            yield explain.global_state(subject, changed, before, after)
-            return
-    yield passed(f"{len(before)} global settings are unchanged after a forward in either mode")

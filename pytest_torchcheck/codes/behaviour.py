@@ -27,6 +27,12 @@ trains_otherwise = One("diagnosis.outputs.kept:trains_otherwise", "eval-remember
 out_of_range = One("diagnosis.outputs.behaviour:out_of_range", "output-range")
 output_mismatch = One("diagnosis.outputs.behaviour:output_mismatch", "output-shape")
 placed = One("diagnosis.outputs.samples:placed", "batch-statistics sample-order samples-mixed")
+reseeded_by_evaluation = One(
+    "diagnosis.outputs.settings:reseeded_by_evaluation", "reseeds", doubtful=True
+)
+reseeded_by_building = One(
+    "diagnosis.outputs.settings:reseeded_by_building", "reseeds", doubtful=True
+)
 reseeded = Maybe("diagnosis.outputs.behaviour:reseeded", "reseeds", doubtful=True, seen=True)
 single_shape = One("diagnosis.outputs.sizes:single_shape", "batch-of-one")
 size_crash = One("diagnosis.outputs.sizes:size_crash", "crash size-crash")

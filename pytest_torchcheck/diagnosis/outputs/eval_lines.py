@@ -81,9 +81,9 @@ def drawing_line(
     return None
 
 
-def seeding_line(subject: Subject) -> Place | None:
-    """Return the first line of a training forward that seeds a generator, or None."""
-    for draw in _draws(subject, train=True):
+def seeding_line(subject: Subject, *, train: bool = True) -> Place | None:
+    """Return the first line of a forward that seeds a generator, or None."""
+    for draw in _draws(subject, train=train):
         if draw.kind == "reseed":
             fact = f"this line seeds {_GENERATORS.get(draw.generator, draw.generator)}"
             return Place(op=draw.op, location=draw.location, module=draw.module, fact=fact)

@@ -13,14 +13,18 @@ from ... import sources
 from ...explanation import on_line
 from ...findings import Culprit, Finding
 from ...record.tracing import find_line, line_of
-from ...runs.facts import settings
+from ...runs.facts import forward_facts, settings
 from ...state import seed_everything, settings_kept
 from ...verdicts import suspicious, violated
+from .eval_lines import seeding_line
 from .samples import forward_line
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from torch import nn
+
+    from ...batches import Batch
     from ...findings import Location
     from ...subject import Subject
 
@@ -61,7 +65,8 @@ def _settings_left(
     grads = (True, False) if name == "torch.is_grad_enabled()" else (False,)
     for train, grad in itertools.product((False, True), grads):
         with settings_kept(), subject.pristine() as model, torch.set_grad_enabled(grad):
-            model.train(train)
+            if train:
+                model.train()
             seed_everything(subject.seed)
             batch = subject.batch().clone()
             values = [settings()[name]]
@@ -79,12 +84,61 @@ def _settings_left(
                     places.append(line_of(frame.f_code, line))
                 return False
 
-            find_line(functools.partial(subject.call, model, batch), watcher)
+            find_line(functools.partial(_called, subject, model, batch, train=train), watcher)
         if values[-1] != values[0]:
             mode = f" in {'training' if train else 'evaluation'} mode" if len(grads) > 1 else ""
             place = places[-1] or forward_line(subject)
             found.setdefault(place, (values[0], values[-1], mode, place))
     return list(found.values())
+
+
+def _called(subject: Subject, model: nn.Module, batch: Batch, *, train: bool) -> object:
+    """Call the model as a loop does: ``eval()`` may be overridden."""
+    if not train:
+        model.eval()
+    return subject.call(model, batch)
+
+
+_WORDS = {"torch": "torch's generator", "numpy": "np.random", "random": "random"}
+_OWN = "a generator of its own: torch.Generator(), np.random.default_rng() or random.Random()"
+
+
+def reseeded_by_evaluation(subject: Subject, names: tuple[str, ...]) -> Finding:
+    """Explain an evaluation after which a generator of the process is in one state, whatever was drawn before.
+
+    It is suspicious where training draws nothing, and in a library's code.
+    """
+    found = seeding_line(subject, train=False)
+    place = forward_line(subject) if found is None else found.location
+    own = found is not None and place is not None and sources.rank(place.file) == 2
+    drawn = forward_facts(subject, train=True)
+    word = _WORDS.get(names[0], names[0])
+    return (violated if own and (drawn.consumed or drawn.others_moved) else suspicious)(
+        "reseeds",
+        f"an evaluation seeds {word}: training draws the same numbers again after each one",
+        culprits=[Culprit("call", (found and found.op) or "seed", "in eval mode", place)],
+        location=place,
+        observed=f"after two evaluations that began from different seeds, {word} is in the same state",
+        cause="the forward sets a seed in eval mode, for the whole process",
+        because="nothing but the seed before the evaluation differed",
+        fix=f"draw from {_OWN}; or seed within torch.random.fork_rng()",
+    )
+
+
+def reseeded_by_building(kind: type, names: tuple[str, ...]) -> Finding:
+    """Warn of a constructor that seeds a generator of the process for all that comes after it."""
+    place = sources.search(kind, r"seed\w*\(")
+    word = _WORDS.get(names[0], names[0])
+    return suspicious(
+        "reseeds",
+        f"the constructor of {kind.__name__} seeds {word}: every instance has the same weights",
+        culprits=[Culprit("call", "seed", f"in {kind.__name__}.__init__", place)],
+        location=place,
+        observed=f"building the model leaves {word} in one state, whichever seed was set before",
+        cause="a seed is set where a model is made, for the whole process",
+        because="two builds under different seeds left the same state",
+        fix="set the seed once, in the script or in the factory, not in the class",
+    )
 
 
 def anomaly_left_on(subject: Subject, *, by_build: bool) -> Finding:
