@@ -19,7 +19,7 @@ from .gradient_calls import GradientCalls
 from .naming import frames_within
 from .patches import listening
 from .steps import begun, take_steps
-from .trace import Convert, Event, Forward, LoadState, Mode, OptimizerStep, Trace
+from .trace import Convert, Forward, LoadState, Mode, OptimizerStep, SchedulerStep, Trace
 from .traces.copied_onto_itself import calling_frame, is_same
 from .traces.kept_states import states_held
 from .traces.rates_ahead import rates_ahead
@@ -246,11 +246,26 @@ class _Recorder(GradientCalls):
         if self.depth["scheduler-step"] == 0 and not building:
             self.classes[id(scheduler)] = type(scheduler).__name__
             self.keep.append(scheduler)
-            self.events.append(
-                Event(**self.common("scheduler-step", scheduler, "step", "scheduler"))
-            )
+            self.events.append(self._scheduled(scheduler))
         with self.deeper("scheduler-step"):
             return original(*args, **kwargs)
+
+    def _scheduled(self, scheduler: Any) -> SchedulerStep:
+        """Describe a step of a scheduler, beside the optimizers that have stepped."""
+        common = self.common("scheduler-step", scheduler, "step", "scheduler")
+        made, epoch = (getattr(scheduler, name, None) for name in ("optimizer", "last_epoch"))
+        if not isinstance(made, torch.optim.Optimizer):
+            return SchedulerStep(**common)
+        stepped = list(self.optimizers.values())
+        groups = {id(group) for one in stepped for group in one.param_groups}
+        held = {id(p) for one in stepped for p in self.parameters(one)}
+        return SchedulerStep(
+            **common,
+            rates=_rates(made),
+            drives=any(id(group) in groups for group in made.param_groups),
+            shares=any(id(p) in held for p in self.parameters(made)),
+            epoch=epoch if isinstance(epoch, int) else -1,
+        )
 
     def _mode(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module, training = args[0], bool(args[1] if len(args) > 1 else kwargs.get("mode", True))

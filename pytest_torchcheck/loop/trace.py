@@ -98,6 +98,23 @@ class Backward(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStep(Event):
+    """A scheduler's step.
+
+    Attributes:
+        rates: Learning rate of every group of its optimizer, before it.
+        drives: Whether an optimizer that has stepped has one of these groups.
+        shares: Whether one that has stepped has one of its parameters.
+        epoch: How many steps it had taken; -1 where it counts none.
+    """
+
+    rates: tuple[float, ...] = ()
+    drives: bool = True
+    shares: bool = False
+    epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep(Event):
     """An optimizer's step.
 

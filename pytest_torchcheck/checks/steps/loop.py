@@ -19,13 +19,13 @@ from ...loop.traces.protocol import protocol_findings
 from ...loop.traces.rate_relations import as_used, meant_rates, moving_groups, of_groups
 from ...loop.traces.rates import (
     first_rates,
-    idle_schedulers,
     left_behind,
     schedule_finding,
     scheduler_findings,
     set_by_hand,
 )
 from ...loop.traces.rates_ahead import ahead_findings
+from ...loop.traces.schedulers import idle_schedulers, unstepped_schedulers, without_effect
 from ...loop.traces.taken_back import taken_back_findings
 from ...loop.traces.wording import at
 from ...runs.training.enduring import moves_blindly
@@ -244,6 +244,13 @@ def scheduler_order(subject: Subject) -> Iterator[Finding]:
         return
     if not any(trace.of("scheduler-step")) and not trace.schedules:
         moving = moving_groups(trace) if trace.optimizer_steps() else []
+        declared = subject.contract.promised("Schedule")
+        found = [] if declared or not moving else [*scheduler_findings(trace)]
+        if not moving and not declared and (idle := unstepped_schedulers(subject)) is not None:
+            found.append(idle)
+        if found:
+            yield from found
+            return
         yield (
             passed(f"the step itself sets the rates, of {len(moving)} groups")
             if moving
@@ -253,7 +260,12 @@ def scheduler_order(subject: Subject) -> Iterator[Finding]:
     idle = idle_schedulers(subject, trace)
     found = [
         f
-        for f in (*scheduler_findings(trace), *_ahead(subject, trace), *filter(None, (idle,)))
+        for f in (
+            *scheduler_findings(trace),
+            *_ahead(subject, trace),
+            *without_effect(trace),
+            *filter(None, (idle,)),
+        )
         if not (f.code == "rate-vanishes" and subject.contract.promised("Schedule"))
     ]
     yield from found

@@ -10,7 +10,7 @@ from ... import sources
 from ...codes.training import making, optimizer_line
 from ...findings import Culprit, Finding, Location
 from ...record.tracing import find_line
-from ...subject.optimizers import optimizers_of, schedulers_of
+from ...subject.optimizers import optimizers_of
 from ...verdicts import suspicious, violated
 from ..closures import functions_of
 from .rate_relations import (
@@ -76,11 +76,16 @@ def _before_optimizer(trace: Trace) -> Iterator[Finding]:
 def _vanishing(trace: Trace) -> Iterator[Finding]:
     rates = first_rates(trace)
     stepped = [e for _, e in trace.of("scheduler-step")]
-    if len(rates) < 3 or not stepped or not rates[0] or rates[-1] > _VANISHED * max(rates):
+    if len(rates) < 3 or not rates[0] or rates[-1] > _VANISHED * max(rates):
         return
     if rates[-1] >= rates[-2]:
         return
-    scheduler, low = stepped[0], min(rates)
+    low = min(rates)
+    if not stepped:
+        if low >= 0:
+            yield _by_hand(trace, rates)
+        return
+    scheduler = stepped[0]
     cause = "a schedule intended for epochs is stepped with every batch, or decays much too fast"
     fix = "step it once per epoch, or declare Schedule(lr) if this is intended"
     if low < 0:
@@ -95,6 +100,20 @@ def _vanishing(trace: Trace) -> Iterator[Finding]:
         because=f"{scheduler.name}() ran {len(stepped)} times in {trace.steps} steps, at "
         f"{at(scheduler.place)}",
         fix=fix,
+    )
+
+
+def _by_hand(trace: Trace, rates: list[float]) -> Finding:
+    """Warn of a step that lowers its own rate to nothing."""
+    step = trace.optimizer_steps()[0]
+    return suspicious(
+        "rate-vanishes",
+        f"the learning rate falls from {max(rates):g} to {rates[-1]:g} in {len(rates)} steps",
+        culprits=(call(step, "takes ever smaller steps"),),
+        observed=f"learning rates of {len(rates)} steps: {_listed(rates)}",
+        cause="the step lowers the rate with every batch, much too fast",
+        because=f"no scheduler is stepped in {trace.steps} steps",
+        fix="lower it once per epoch, or declare Schedule(lr) if this is intended",
     )
 
 
@@ -293,36 +312,6 @@ def set_by_hand(subject: Subject, trace: Trace) -> Finding | None:
         return None
     indexed = found.location is not None and re.search(_FIRST_ONLY, found.location.text)
     return found.replace(code="rate-of-one-group", status="violated" if indexed else "suspicious")
-
-
-def idle_schedulers(subject: Subject, trace: Trace) -> Finding | None:
-    """Find a scheduler that no step advances, while another one of its class is stepped."""
-    stepped = {event.owner: event for _, event in trace.of("scheduler-step")}
-    made = [type(one).__name__ for one in _made_schedulers(subject)] if stepped else []
-    for kind in dict.fromkeys(made):
-        alike = [e for owner, e in stepped.items() if trace.classes.get(owner) == kind]
-        if not alike or len(alike) >= made.count(kind):
-            continue
-        left, place = made.count(kind) - len(alike), alike[-1].place
-        return violated(
-            "scheduler-idle",
-            f"{left} of {made.count(kind)} {kind} schedulers {'is' if left == 1 else 'are'} never stepped",
-            culprits=[Culprit("scheduler", kind, f"{e.name} steps one", e.place) for e in alike],
-            location=place,
-            observed=(
-                f"in {trace.steps} training steps {', '.join(e.name for e in alike)} ran, and "
-                "no other of its class"
-            ),
-            cause="the rate of its optimizer stays where it starts",
-            because=f"of {made.count(kind)} that optimizer() returns, the steps advanced {len(alike)}",
-            fix="step the other one beside it",
-        )
-    return None
-
-
-def _made_schedulers(subject: Subject) -> list[object]:
-    with subject.pristine() as model:
-        return list(schedulers_of(subject.make_optimizer(model)))
 
 
 def left_behind(subject: Subject, trace: Trace) -> Finding | None:
