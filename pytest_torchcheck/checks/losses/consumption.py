@@ -35,7 +35,7 @@ from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from .arguments import against_itself
 from .targets import base_slopes, loss_of_output
-from .unread import unread_by_step
+from .unread import idle_fields, unread_by_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -261,12 +261,8 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         *(one for one in _inputs(subject, seen, codes) if one.code not in codes),
     ]
     others = _of_others(subject, seen)
-    if (unread := unread_by_step(subject)) is not None:
-        found.append(unread)
-    elif (left := step_reads(subject)) is not None and not (left.pairs and others):
-        found.append(explain.skipped(subject, left))
-    elif blind_direction(subject):
-        found.append(updates.blind_direction(subject))
+    idle, unread = _unread(subject, others)
+    found += unread
     found += _of_derivatives(subject, seen)
     if (crossing := across_ends(subject)) is not None:
         found.append(explain.across_end(crossing))
@@ -282,6 +278,9 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     yield from found
     if found:
         return
+    if idle and (unused := idle_fields(subject, idle)) is not None:
+        yield unused
+        return
     names = ", ".join(dict.fromkeys(used.function for used in seen.consumed))
     if names:
         yield passed(f"{names}: shapes agree, and {_OF_ITS_KIND}")
@@ -291,6 +290,16 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
         yield not_applicable(
             "the training step has no targets, and calls no loss function of torch's"
         )
+
+
+def _unread(subject: Subject, others: list[Finding]) -> tuple[list[str], list[Finding]]:
+    """Return the targets that a step never reads, and what is wrong with what it reads."""
+    idle, unread = unread_by_step(subject)
+    if unread is not None:
+        return idle, [unread]
+    if (left := step_reads(subject)) is not None and not (left.pairs and others):
+        return idle, [explain.skipped(subject, left)]
+    return idle, [updates.blind_direction(subject)] if blind_direction(subject) else []
 
 
 def _of_derivatives(subject: Subject, seen: LossEvidence) -> list[Finding]:

@@ -30,7 +30,7 @@ from ...runs.losses.suiting import one_for_all
 from ...specs import Labels
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed
-from .unread import ignores
+from .unread import idle_fields, ignores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,6 +124,8 @@ def target_ownership(subject: Subject) -> Iterator[Finding]:
     paired = whole or not elsewhere or bool(base.plain) or not is_unpaired(loss, base, axes)
     if findings and paired:
         yield from findings
+    elif seen and paired and paths and (unused := idle_fields(subject, paths)) is not None:
+        yield unused
     elif seen and paired:
         rest = (
             f"{beyond} of them that of others too" if beyond else "no other by more than a factor"

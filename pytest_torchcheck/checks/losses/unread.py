@@ -22,6 +22,8 @@ from ...record.tracing import swallowed
 from ...runs.facts import output_for_loss
 from ...specs import Labels
 from ...subject.errors import SubjectError
+from ...text.wording import have, names_text
+from ...verdicts import inconclusive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,17 +39,54 @@ _MOST_VALUES: Final = 256
 _MOST_CLASSES: Final = 8  # that labels are tried with
 
 
-def unread_by_step(subject: Subject) -> Finding | None:
-    """Take one step with the targets of the base batch, and one each with others, from the same state.
+def unread_by_step(subject: Subject) -> tuple[list[str], Finding | None]:
+    """Return the targets that a step never reads, and what is wrong with that.
+
+    Take one step with the targets of the base batch, and one each with others, from the same state.
 
     On a GPU nobody can try the step first, and an index out of range would cost the process its context.
     Where a loss is declared beside the step, the targets may be for that alone: equations are solved without.
     """
     if not subject.kernel_exact:
+        return [], None
+    paths, found = ignores(subject, subject.batch(), partial(by_step, subject))
+    if found is not None and callable(subject.contract.loss):
+        found = found.replace(status="suspicious")
+    return paths, found
+
+
+def idle_fields(subject: Subject, paths: list[str]) -> Finding | None:
+    """Say that targets which a batch by hand holds are not read, though they look like targets; None where none do.
+
+    They have numbers of their own for each sample, or are labels of one of the classes of an output. It may be that
+    the batch holds more than is used: nobody has declared what is a target.
+    """
+    batch, size = subject.batch(), subject.source.batch_symbol
+    count = batch.sizes.get(size, 0) if size is not None else 0
+    found = {
+        p: t for p, t in targets_of(batch).items() if p in paths and t.dim() and len(t) == count
+    }
+    leaves = trees.floats(output_for_loss(subject)).values() if found else ()
+
+    def meant(target: torch.Tensor) -> bool:
+        if not target.numel() or bool((target == target.flatten()[0]).all()):
+            return False
+        if target.is_floating_point():
+            return True
+        if target.dtype == torch.bool or target.is_complex():
+            return False
+        low, high = int(target.min()), int(target.max())
+        return any(
+            _fits(target, t) and low >= -1 and high < max(t.shape[1], t.shape[-1]) for t in leaves
+        )
+
+    names = [path for path, target in found.items() if trees.computable(target) and meant(target)]
+    if not names:
         return None
-    found = ignores(subject, subject.batch(), partial(by_step, subject))[1]
-    apart = found is not None and callable(subject.contract.loss)
-    return found.replace(status="suspicious") if found is not None and apart else found
+    return inconclusive(
+        f"{names_text(names)} {have(names, 'differs')} among the samples of the batch, and nothing reads "
+        f"{'it' if len(names) == 1 else 'them'}; declare targets by specs, or leave out of the batch what is none"
+    )
 
 
 def ignores(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ... import sources
 from ...explanation import by_forward
 from ...findings import Culprit, Finding
-from ...text.wording import have, names_text
+from ...text.wording import names_text
 from ...verdicts import suspicious, violated
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _inputs(subject: Subject, seen: StepReads, place: Location | None) -> Findin
     names = [by_forward(subject, path) for path in seen.inputs]
     return (violated if seen.sure else suspicious)(
         "input-ignored",
-        f"{names_text(names)} {have(names, 'has')} no influence on the training step",
+        f"{names_text(names)} {'has' if len(names) == 1 else 'have'} no influence on the training step",
         culprits=[Culprit("input", name, "is never read by the step", place) for name in names],
         location=place,
         observed="other values in every sample leave weights, gradients and loss bit-equal, under three seeds",

@@ -90,7 +90,7 @@ def _line(subject: Subject, batches: tuple[Batch, ...]) -> Place | None:
 
 
 def _drawing_line(subject: Subject) -> Place | None:
-    """Return the line of a training forward that draws random numbers, where there is only one beside torch's layers."""
+    """Return the line of a training forward that draws numbers, where one alone does beside torch's layers."""
     with subject.pristine() as model:
         draws = find_draws(lambda: _run(subject, subject.batch()), model)
     made = {draw.location: draw for draw in draws if draw.kind == "draw"}

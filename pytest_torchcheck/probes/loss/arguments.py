@@ -218,7 +218,7 @@ def by_step(
     subject: Subject,
     *batches: Batch,
     seed: int = 0,
-    around: Callable[[torch.nn.Module], AbstractContextManager[None]] = nullcontext,
+    around: Callable[[torch.nn.Module], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, torch.Tensor]:
     """Return the loss, parameters and gradients after steps of training, one with each batch.
 

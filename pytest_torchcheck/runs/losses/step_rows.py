@@ -48,7 +48,7 @@ class OutputRows:
                 if tensor.dim() and tensor.requires_grad and trees.computable(tensor):
                     number = len(self.values)
                     self.values.append(tensor.detach().clone())
-                    tensor.register_hook(lambda given, number=number: self._arrived(number, given))  # type: ignore[misc]
+                    tensor.register_hook(lambda given, number=number: self._arrived(number, given))
 
         handle = register_module_forward_hook(left)
         try:

@@ -263,6 +263,40 @@ def test_a_batch_by_hand_may_hold_more_than_is_used():
     assert not told(found.findings)
 
 
+@pytest.mark.parametrize(
+    ("field", "status"),
+    [
+        (torch.randn(6, generator=torch.Generator().manual_seed(1)), "inconclusive"),  # a reward
+        (torch.arange(6) % 4, "inconclusive"),  # labels of an output's classes
+        (torch.arange(6) + 1000, "passed"),  # numbers of samples
+        (torch.ones(6), "passed"),
+        (torch.randn(3), "passed"),
+    ],
+)
+def test_what_looks_like_a_target_by_hand_and_is_not_read_is_no_pass(field, status):
+    def loss(output, y):
+        return F.cross_entropy(output[0], y["kind"]) + output[1].abs().mean()
+
+    def step(model, optimizer, inputs, targets):
+        optimizer.zero_grad()
+        value = loss(model(*inputs), targets)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 5, generator=generator)
+    batch = (x,), {"kind": torch.randint(4, (6,), generator=generator), "more": field}
+    declared = (
+        {"loss": loss},
+        {"train_step": step, "optimizer": lambda m: torch.optim.SGD(m.parameters(), lr=0.1)},
+    )
+    for how, name in zip(declared, ("target-ownership", "step-losses"), strict=True):
+        (found,) = Contract(model=Regressor, batch=batch, **how).check([name]).findings
+        assert found.status == status
+        assert status == "passed" or "more" in found.summary
+
+
 class SparseRows(nn.Module):
     def __init__(self):
         super().__init__()
