@@ -52,10 +52,9 @@ def is_remainder(loss: LossOfOutput, base: Slopes, axis: int) -> bool:
 
 def unpulled(slopes: Slopes, axis: int) -> list[int]:
     """Return the samples at whose outputs every gradient is zero."""
+    dense = [trees.dense(t) for t in slopes.by_output.values()]
     rows = [
-        trees.dense(t).movedim(axis, 0).flatten(1)
-        for t in slopes.by_output.values()
-        if t.dim() > axis
+        t.movedim(axis, 0).reshape(t.shape[axis], -1) for t in dense if t.dim() > axis and t.numel()
     ]
     rows = [row for row in rows if len(row) == len(rows[0])]
     if not rows:

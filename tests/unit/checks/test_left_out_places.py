@@ -88,3 +88,22 @@ def in_pairs(output, y):
 def test_a_remainder_of_pairs_is_no_more_than_suspicious():
     assert told(in_pairs, batch=batch_of(5)) == [("suspicious", "target-unread")]
     assert not told(in_pairs, batch=batch_of(6))
+
+
+class OneNumber(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.head(x)[:, 0]
+
+
+def test_one_number_for_each_sample_has_places_too():
+    def told_of(loss):
+        contract = Contract(model=OneNumber, inputs="B 6", targets="B", loss=loss)
+        (found,) = contract.check(["target-ownership"]).findings
+        return found.status
+
+    assert told_of(lambda o, t: F.mse_loss(o[:-1], t[:-1])) == "violated"
+    assert told_of(F.mse_loss) == "passed"
