@@ -25,8 +25,8 @@ from ..runs.variants.woken import promise_woken
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
 from .batching import EXACT, ROUNDING, beyond_rounding
-from .kept_promises import held_to
 from .promised import find_input, perturbed, run_wide
+from .steps.kept_promises import held_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,7 +28,7 @@ from ..state import seed_everything
 from ..subject.errors import SubjectError
 from ..verdicts import inconclusive, not_applicable, passed
 from .batching import EXACT, ROUNDING, beyond_rounding, draws_in_eval
-from .kept_promises import held_to
+from .steps.kept_promises import held_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -21,8 +21,6 @@ from ...runs.losses.consumption import Consumed, LossEvidence, evidence
 from ...runs.losses.in_steps import (
     idle_term,
     lost_loss,
-    mixed_into,
-    penalised_in_parts,
     step_evidence,
 )
 from ...runs.losses.noise import unseen_noise
@@ -34,6 +32,7 @@ from ...specs import Labels
 from ...subject.errors import SubjectError
 from ...verdicts import inconclusive, not_applicable, passed, suspicious
 from .arguments import against_itself
+from .derivatives import of_derivatives
 from .targets import base_slopes, loss_of_output
 from .unread import idle_fields, unread_by_step
 
@@ -263,7 +262,7 @@ def step_losses(subject: Subject) -> Iterator[Finding]:
     others = _of_others(subject, seen)
     idle, unread = _unread(subject, others)
     found += unread
-    found += _of_derivatives(subject, seen)
+    found += of_derivatives(subject, seen)
     if (crossing := across_ends(subject)) is not None:
         found.append(explain.across_end(crossing))
     if subject.contract.loss is None or not evidence(subject).noise:
@@ -300,20 +299,6 @@ def _unread(subject: Subject, others: list[Finding]) -> tuple[list[str], list[Fi
     if (left := step_reads(subject)) is not None and not (left.pairs and others):
         return idle, [explain.skipped(subject, left)]
     return idle, [updates.blind_direction(subject)] if blind_direction(subject) else []
-
-
-def _of_derivatives(subject: Subject, seen: LossEvidence) -> list[Finding]:
-    """Say that a penalty takes the norms of parts of a derivative, or a second derivative holds mixed ones."""
-    parts = [
-        explain.partial_norm(norm, over)
-        for norm in seen.norms[:1]
-        if (over := penalised_in_parts(subject, norm)) is not None
-    ]
-    return parts + [
-        explain.mixed_into(one, *mixed)
-        for one in seen.row_sums[:1]
-        if (mixed := mixed_into(subject, one)) is not None
-    ]
 
 
 def _of_others(subject: Subject, seen: LossEvidence) -> list[Finding]:

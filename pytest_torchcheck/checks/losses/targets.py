@@ -11,7 +11,6 @@ from ...codes import loss as explain
 from ...codes.undecided import BLOCKED
 from ...objects import trees
 from ...probes.loss.arguments import by_own_loss, targets_of
-from ...probes.loss.choosing import by_place, chosen_by_loss, is_remainder, unpulled
 from ...probes.loss.own import OwnLoss
 from ...probes.loss.places import deaf_gradient
 from ...probes.loss.pulls import (
@@ -22,6 +21,7 @@ from ...probes.loss.pulls import (
     pulls_of,
 )
 from ...probes.loss.slopes import LossOfOutput, Slopes
+from ...probes.positions.choosing import by_place, chosen_by_loss, is_remainder, unpulled
 from ...runs.facts import forward_facts, output_for_loss
 from ...runs.liveness.unread import lost_results
 from ...runs.losses.consumption import evidence, loss_calls

@@ -13,7 +13,7 @@ from ...verdicts import suspicious, violated
 if TYPE_CHECKING:
     from ...findings import Location
     from ...runs.losses.step_reads import StepReads
-    from ...runs.losses.step_rows import Pairs
+    from ...runs.training.step_rows import Pairs
     from ...subject import Subject
 
 

@@ -13,12 +13,12 @@ from ...probes.loss.arguments import all_finite, by_step, same_results, targets_
 from ...subject.errors import SubjectError
 from ...subject.remembered import remembered
 from ..facts import outputs
-from .step_rows import OutputRows, exchanged, pairs_of
+from ..training.step_rows import OutputRows, exchanged, pairs_of
 
 if TYPE_CHECKING:
     from ...batches import Batch
     from ...subject import Subject
-    from .step_rows import Pairs
+    from ..training.step_rows import Pairs
 
 _OTHERS: Final = 3
 """How many other batches give a sample its other values."""

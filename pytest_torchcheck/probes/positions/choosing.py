@@ -8,10 +8,9 @@ import torch
 
 from ...objects import trees
 from ...subject.errors import SubjectError
-from .pulls import SAMPLES
 
 if TYPE_CHECKING:
-    from .slopes import LossOfOutput, Slopes
+    from ..loss.slopes import LossOfOutput, Slopes
 
 
 def by_place(loss: LossOfOutput, base: Slopes, axis: int | None) -> bool:

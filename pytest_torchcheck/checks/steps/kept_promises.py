@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..codes import behaviour as explain
-from ..runs.variants.trained import trained
-from ..runs.variants.woken import promise_woken
-from ..subject.errors import SubjectError
+from ...codes import behaviour as explain
+from ...runs.variants.trained import trained
+from ...runs.variants.woken import promise_woken
+from ...subject.errors import SubjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..findings import Finding
-    from ..subject import Subject
+    from ...findings import Finding
+    from ...subject import Subject
 
 
 def held_to(subject: Subject, check: Callable[..., Finding], *declared: Any) -> Iterator[Finding]:
