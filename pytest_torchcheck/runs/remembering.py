@@ -157,7 +157,11 @@ def _holder(model: nn.Module, tensor: torch.Tensor) -> str:
 
 
 def outlived(
-    subject: Subject, forget: Collection[str] = (), *, constants: bool = True
+    subject: Subject,
+    forget: Collection[str] = (),
+    *,
+    constants: bool = True,
+    switched: bool = False,
 ) -> tuple[str, ...]:
     """Evaluate with other weights, load what an evaluated model saves, and evaluate again: no call of ``train`` or ``eval`` between.
 
@@ -165,6 +169,7 @@ def outlived(
         subject: Whose model.
         forget: Paths of attributes that are put back before the second evaluation.
         constants: Whether what is the same in every model of this make is another value as well.
+        switched: Whether the model is put into training mode and back after the load.
 
     Returns:
         Paths of the outputs that are not the saved model's, as :func:`remembered` says; empty where they
@@ -194,6 +199,9 @@ def outlived(
             model.load_state_dict(saved)
             for path, value in before.items():
                 put_value(model, path, value)
+            if switched:
+                model.train()
+                model.eval()
             return gap(_evaluate(subject, model, batch), wanted) is not None
 
     try:

@@ -186,6 +186,9 @@ def stale_after_load(subject: Subject) -> Finding:
     if not outlived(subject, constants=False):
         # training and seeds leave what it is made of as it is: only another configuration loads other values
         made, other = suspicious, "other values of what no training changes"
+    cleared = not outlived(subject, switched=True)
+    if cleared:  # who loads before eval(), as most programs do, never meets it
+        made = suspicious
     return made(
         "stale-after-load",
         f"load_state_dict() leaves {what} as the weights before it made it: the outputs are not the saved model's",
@@ -194,11 +197,15 @@ def stale_after_load(subject: Subject) -> Finding:
         or sources.of_object(type(subject.model).forward),
         observed=f"in eval mode: a forward with {other}, load_state_dict(), and a forward that "
         "differs from the saved model's",
-        cause=f"a forward in eval mode keeps {what}, and a load does not clear it",
+        cause=f"a forward in eval mode keeps {what}, and a load does not clear it; "
+        "train() does, so that only a load in eval mode after a forward meets it"
+        if cleared
+        else f"a forward in eval mode keeps {what}, and a load does not clear it",
         because=f"with {what} cleared after the load, or without the forward before it, the outputs are equal"
         if len(alone) == 1 or not outlived(subject, alone)
         else "without the forward before the load, the outputs are equal",
-        fix=f"clear {what} in a hook: self.register_load_state_dict_post_hook",
+        fix=f"clear {what} in a hook: self.register_load_state_dict_post_hook"
+        + ("; or call train() and eval() after a load" if cleared else ""),
         evidence={"kept": kept},
     )
 

@@ -185,9 +185,52 @@ def loaded(how):
 
 @pytest.mark.parametrize("how", ["kept for ever", "kept until train"])
 def test_what_is_made_of_weights_outlives_a_load(how):
-    found = {f.code: f for f in loaded(how)}["stale-after-load"]
+    made = Contract(model=lambda: Merged(how), batch=((X,), Y), loss=F.cross_entropy)
+    findings = made.check(checks=["state-dict-roundtrip"]).findings
+    found = {f.code: f for f in findings}["stale-after-load"]
     assert found.culprits[0].name == "inverse"
     assert "self.inverse = torch.linalg.inv" in found.location.text
+    cleared = how == "kept until train"
+    assert found.status == ("suspicious" if cleared else "violated")
+    assert ("only a load in eval mode after a forward meets it" in found.cause) == cleared
+    assert ("train() and eval() after a load" in found.fix) == cleared
+
+
+class Biased(nn.Module):
+    """Keeps the biases of its attention by their index in eval mode, as public vision models do."""
+
+    def __init__(self, clears):
+        super().__init__()
+        self.query, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.biases = nn.Parameter(torch.randn(5))
+        self.register_buffer("index", torch.arange(25).view(5, 5) % 5, persistent=False)
+        self.clears, self.cache = clears, {}
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.cache and (mode or self.clears == "always"):
+            self.cache = {}
+        return self
+
+    def bias(self):
+        if self.training:
+            return self.biases[self.index]
+        if "cpu" not in self.cache:
+            self.cache["cpu"] = self.biases[self.index]
+        return self.cache["cpu"]
+
+    def forward(self, x):
+        weights = torch.softmax(self.query(x) @ x.mT + self.bias(), dim=-1)
+        return self.head((weights @ x).mean(1))
+
+
+@pytest.mark.parametrize("clears", ["in train", "always"])
+def test_a_cache_that_train_clears_is_only_suspicious_after_a_load(clears):
+    made = Contract(model=lambda: Biased(clears), batch=((X,), Y), loss=F.cross_entropy)
+    findings = made.check(checks=["state-dict-roundtrip"]).findings
+    assert "violated" not in {f.status for f in findings}
+    (found,) = [f for f in findings if f.code == "stale-after-load"]
+    assert "train() does" in found.cause
 
 
 @pytest.mark.parametrize("how", ["merged in place", "positions"])
