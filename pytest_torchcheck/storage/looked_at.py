@@ -78,7 +78,7 @@ def asked_by_program(above: int) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _whose(filename: str) -> str:
-    """Return whose a file is: a ``tool``'s, the ``program``'s, or of the standard ``library``, which asks for either."""
+    """Return whose a file is: a ``tool``'s, the ``program``'s, or the ``library``'s, which asks for either."""
     if filename.startswith("<frozen importlib"):
         return "tool"
     if filename.startswith("<"):

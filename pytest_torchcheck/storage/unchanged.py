@@ -1,7 +1,8 @@
 """What verdicts were reached with, kept so that a later run can tell whether anything of it has changed.
 
 Everything that could matter and can be seen counts: the files that were imported or read, those that were asked
-about and the folders that were listed, the settings, the versions of all that is installed, the machine, and the environment variables that one of the files names.
+about and the folders that were listed, the settings, the versions of all that is installed, the machine, and the
+environment variables that one of the files names.
 """
 
 from __future__ import annotations

@@ -160,7 +160,8 @@ def not_scalar(scene: Scene, match: re.Match[str]) -> Explanation | None:
 
 
 @entry(r"'(float|int|NoneType|tuple|list|dict|ndarray)' object has no attribute 'backward'",
-       r"the loss must be a tensor; it is a (\w+)", r'(loss="output") needs a model that returns .*; it returned (.*)')  # fmt: skip
+       r"the loss must be a tensor; it is a (\w+)",
+       r'(loss="output") needs a model that returns .*; it returned (.*)')  # fmt: skip
 def not_a_tensor(scene: Scene, match: re.Match[str]) -> Explanation | None:
     """A loss that is no tensor."""
     place = scene.location

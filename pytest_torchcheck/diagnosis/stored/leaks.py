@@ -287,7 +287,7 @@ def copied_after_training(subject: Subject, names: Collection[str]) -> Finding |
 
 
 def _normed(held: Holding) -> str:
-    """Return the name of torch's old normalisation that computes an attribute in a hook before each forward; or nothing."""
+    """Return the name of torch's old normalisation whose hook computes an attribute before each forward."""
     hooks = getattr(held.owner, "_forward_pre_hooks", {}).values()
     for hook in hooks:
         home = type(hook).__module__
