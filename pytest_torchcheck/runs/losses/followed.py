@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...lean import dataclass
+from ...objects import trees
 
 if TYPE_CHECKING:
     from ...subject import Subject
@@ -144,6 +145,10 @@ def is_steep(subject: Subject) -> bool:
     known = subject.cache.get(("gradients", 0, 0, None, True))
     if known is None or not math.isfinite(known.loss):
         return False
-    sizes = {n: torch.linalg.vector_norm(p.detach()) for n, p in subject.named_parameters().items()}
-    promised = sum(float(sizes[n]) * stat.norm for n, stat in known.stats.items() if n in sizes)
+    named = subject.named_parameters()
+    promised = sum(
+        float(torch.linalg.vector_norm(trees.dense(named[name]))) * stat.norm
+        for name, stat in known.stats.items()
+        if stat.norm > 0 and name in named and not named[name].is_meta
+    )
     return bool(promised > STEEPEST * abs(known.loss))
