@@ -27,6 +27,8 @@ _SAME: Final = 1e-3
 _LESS, _MORE = 0.05, 0.25
 """How far the mean may be below that of the input, and above it, where the dropped share may be estimated."""
 _SIGMAS: Final = 6.0
+_ENOUGH, _LONGEST = 8192, 16
+"""Numbers of an input that is taken as it is, and of each dimension of a sample of a larger one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +155,25 @@ def _factor(given: torch.Tensor, output: Any) -> tuple[float, float] | None:
     return kept.numel() / ratio.numel(), scale
 
 
+def _cut(given: torch.Tensor) -> torch.Tensor:
+    """Return a part of a large tensor: what is drawn for some positions of a sample shows how it is scaled."""
+    if given.numel() <= _ENOUGH:
+        return given
+    return given[(slice(None), *(slice(0, _LONGEST) for _ in given.shape[1:]))].contiguous()
+
+
 def _draw(
     subject: Subject, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Dropping | None:
     """Call a module many times with one input; None where it is not the identity in eval mode, or keeps everything."""
     given = torch.where(args[0] == 0, 1, args[0])
+    if (less := _cut(given)) is not given:
+        try:
+            with subject.phase("forward"):
+                module(less.clone(), *args[1:], **kwargs)
+            given = less
+        except SubjectError:
+            pass  # it is made for this size
 
     def call() -> Any:
         with subject.phase("forward"):
