@@ -159,7 +159,7 @@ FADING, BURSTING = 1e-4, 1e4
 
 
 GROWING = 10.0
-"""Growth of the gradient from one layer to the one before it, where both are alike; of 416 public models none has 1.2."""
+"""Growth of the gradient from a layer to the one before it, of their kind; of 416 public models none has 1.2."""
 
 
 _REVERSAL = 0.25  # of the whole change in logarithms

@@ -125,7 +125,7 @@ def _measured(subject: Subject, file: str, average: Average) -> Uncounted | None
 
 
 def _uneven(quotient: Tensor, count: Tensor) -> tuple[bool, float, float] | None:
-    """Return the range of a quotient over places of one count, where it is none, and whether that is the largest count."""
+    """Return the range of a quotient over places of one count, if any, and whether that is the largest count."""
     for place, one in enumerate(count.unique().flip(0)):
         met = quotient[(count == one).expand_as(quotient)].double()
         met = met[met.isfinite()]

@@ -1,4 +1,4 @@
-"""Sums over parts of a tensor that a function divides by what it has counted for each part, as averages over windows are."""
+"""Sums over parts of a tensor that a function divides by what it counted for each part: averages of windows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Average:
 
 
 def averages_in(file: str) -> list[Average]:
-    """Return what the functions of a file average in this way: ``total[at] += ...; count[at] += ...; total / count``."""
+    """Return what functions of a file average so: ``total[at] += ...; count[at] += ...; total / count``."""
     found = []
     for function in nodes(file):
         if not isinstance(function, FUNCTIONS):
@@ -46,7 +46,7 @@ def averages_in(file: str) -> list[Average]:
 
 
 def _added(loop: ast.AST) -> dict[frozenset[str], dict[str, list[range]]]:
-    """Return the lines of a loop that add to a part of a variable, by the names that say which part, and the variable."""
+    """Return the lines of a loop that add to a part of a variable, by the names of the part and the variable."""
     found: dict[frozenset[str], dict[str, list[range]]] = {}
     for node in ast.walk(loop):
         if not isinstance(node, ast.AugAssign) or not isinstance(node.op, ast.Add):

@@ -1,4 +1,4 @@
-"""Losses that compare samples with one another, which one sample alone does not ask fairly: Cox, triplets, in-batch pairs."""
+"""Losses that compare samples, which one sample alone does not ask fairly: Cox, triplets, in-batch pairs."""
 
 from __future__ import annotations
 

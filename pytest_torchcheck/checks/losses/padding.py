@@ -1,4 +1,4 @@
-"""Padding has no part in the loss: where a promise tells of it, and where real rows end in runs of an id of their own."""
+"""Padding has no part in the loss: where a promise tells of it, and where real rows end in runs of one id."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...subject import Subject
 
 _LONG: Final = 3
-"""Positions of the longest run, and rows that have one, from which on an id that nothing declares looks like padding."""
+"""Positions of the longest run, and rows with one, from which on an id that nothing declares looks like padding."""
 _AGAINST: Final = 0.9
 """Of the pull on all other classes, that on the class which a target names: a softmax balances the two."""
 
@@ -182,7 +182,7 @@ def compared_with(slope: torch.Tensor, padded: Padded) -> torch.Tensor | None:
 
 
 def _declared(subject: Subject, padded: Padded) -> str:
-    """Return what says that an id is padding: a declared range without it, or an embedding; empty where nothing does."""
+    """Return what says that an id is padding: a declared range without it, or an embedding; else nothing."""
     for path, tensor in subject.batch().tensors().items():
         spec = subject.source.specs.get(path)
         if spec is None or tensor.shape != padded.ids.shape or not torch.equal(tensor, padded.ids):

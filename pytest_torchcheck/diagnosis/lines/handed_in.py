@@ -36,7 +36,7 @@ _STEPS: Final = 6
 def blamed(
     trace: Trace, op: Op, place: Place, *, what: Literal["padded", "later"], square: int = 0
 ) -> Place | None:
-    """Return the line that makes the mask by which an attention reads what it must not; None where it has none of others.
+    """Return the line that makes the mask by which an attention reads what it must not; None without one.
 
     A mask that is made of an input may know of the padding, and one that tells what came before from what comes later
     is applied the wrong way round: whether it is made or read wrongly is not known, and nothing is returned.
@@ -145,7 +145,8 @@ def _is_bool(trace: Trace, place: int) -> bool:
 def _outside(trace: Trace, place: int, reading: Location | None) -> Step | None:
     """Follow a value back through operations with one tensor, out of the function in which it is read.
 
-    Numbers that a mask of truth values is filled in for are that mask. Where these lead on into a further function, it was handed through the one between.
+    Numbers that a mask of truth values is filled in for are that mask. Where these lead on into a further
+    function, it was handed through the one between.
     """
     found: Step | None = None
     here = reading

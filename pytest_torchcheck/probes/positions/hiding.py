@@ -244,7 +244,7 @@ def _judged(
 
 
 def _is_other(where: Tensor, columns: Tensor, dim: int) -> bool:
-    """Say whether a mask that hides some of the positions to be kept is about another matter: a triangle beside padding on the left."""
+    """Say whether a mask that hides positions to be kept is another one: a triangle beside padding on the left."""
     left = bool(columns.select(dim, 0).any())
     return left and bool(where.any()) and not bool(where.all())
 

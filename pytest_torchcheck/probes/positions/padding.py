@@ -35,7 +35,7 @@ class Padded:
 
 
 def padding_of(tensors: Mapping[str, torch.Tensor]) -> list[Padded]:
-    """Return the ids that only pad the rows of integers ``[B, T]``: at one end, at different lengths, and nowhere else."""
+    """Return the ids that only pad rows of integers ``[B, T]``: at one end, at different lengths, nowhere else."""
     found: list[Padded] = []
     for path, ids in tensors.items():
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 2 or min(ids.shape) < 2:

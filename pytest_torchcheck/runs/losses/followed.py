@@ -141,7 +141,7 @@ def steps_of(narrow: bool, promised: float, loss: float) -> tuple[float, ...]:
 
 
 def is_steep(subject: Subject) -> bool:
-    """Say whether the gradients of the first step are known, and so large that those of float32 are not exact enough."""
+    """Say whether the gradients of the first step are known, and too large for those of float32 to be exact."""
     known = subject.cache.get(("gradients", 0, 0, None, True))
     if known is None or not math.isfinite(known.loss):
         return False

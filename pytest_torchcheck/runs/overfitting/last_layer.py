@@ -136,7 +136,7 @@ def _trained(
 
 
 def _last(subject: Subject, model: nn.Module, batch: Batch) -> _Last | None:
-    """Run the model once; return the trained layer that makes its output, where that is called once and shares nothing."""
+    """Run the model once; return the trained layer that makes its output, called once and sharing nothing."""
     calls: deque[tuple[str, nn.Module, tuple[Any, ...], Any]] = deque(maxlen=_LAST)
     owners: dict[int, int] = {}
     handles = []
